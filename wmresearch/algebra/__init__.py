@@ -1,0 +1,5 @@
+"""Matrices kept as factors. Knows no Flax."""
+
+from wmresearch.algebra.factored_matrix import FactoredMatrix
+
+__all__ = ["FactoredMatrix"]

@@ -1,0 +1,351 @@
+"""`wm`: parse, call, print. Heavy imports stand inside the commands, so that `wm --help` answers at once."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from wmresearch.terminal import ProgressLine, duration, quantity
+
+if TYPE_CHECKING:
+    from wmresearch.training.recorder import Progress
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Language models whose attention heads write through **W_M = W_V W_O**, and sweeps that compare them.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Corpora: what there is, and getting one ready.")
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config values to change, by dotted key.")
+]
+
+
+class TableFormat(enum.StrEnum):
+    md = "md"
+    csv = "csv"
+    tex = "tex"
+    json = "json"
+
+
+class Launcher(enum.StrEnum):
+    local = "local"
+
+
+@app.command(epilog="Example: `wm train configs/base/tiny.yaml training.steps=50 --dir runs/first`")
+def train(
+    config: Annotated[str, typer.Argument(help="A run config (YAML) or the name of a preset.")],
+    overrides: Overrides = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where the run lies; runs/CONFIG/RUN-ID unless given.")
+    ] = None,
+) -> None:
+    """Train one run (or go on with it)."""
+    from wmresearch.config import load_run, run_id
+    from wmresearch.data import corpus_digest
+
+    loaded = load_run(config, overrides or [])
+    line = ProgressLine()
+    if directory is None:
+        identity = run_id(loaded, corpus_digest(loaded.data, lambda message: line.update(message, force=True)))
+        directory = Path("runs") / Path(config).stem / identity
+    from wmresearch.training.loop import train as train_run
+
+    summary = train_run(loaded, directory, report=lambda progress: line.update(_progress(progress)))
+    line.close()
+    _print_summary(directory, summary)
+    raise typer.Exit({"finished": 0, "preempted": 75}.get(summary["state"], 1))
+
+
+def _progress(progress: Progress) -> str:
+    parts = [f"step {progress.step}/{progress.steps}"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if progress.tokens_per_second is not None:
+        parts.append(f"{quantity(progress.tokens_per_second)} tokens/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    return ", ".join([*parts, progress.message])
+
+
+def _print_summary(directory: Path, summary: dict[str, Any]) -> None:
+    print(f"{summary['state']}: {directory}")
+    if summary["reason"]:
+        print(f"  {summary['reason']}")
+    units = {
+        "validation_loss": "nats/token", "test_loss": "nats/token", "bits_per_byte": "bits/byte",
+        "parameters": "", "tokens_per_second": "tokens/s", "wall_seconds": "s",
+    }  # fmt: skip
+    for key, unit in units.items():
+        value = summary[key]
+        if value is not None:
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4f}" if value < 1000 else f"{value:,.0f}"
+            print(f"  {key.replace('_', ' '):20} {shown} {unit}".rstrip())
+
+
+@app.command(epilog="Example: `wm sweep configs/sweeps/quickstart.yaml --dry-run`")
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file (YAML) or the name of one in configs/.")],
+    overrides: Overrides = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="Where the runs lie; runs/NAME unless given.")] = None,
+    launcher: Annotated[Launcher, typer.Option(help="Where runs are trained.")] = Launcher.local,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and train none.")] = False,
+) -> None:
+    """Train every run of a sweep that is missing; start it again to go on."""
+    from wmresearch.sweeps.launchers import LocalLauncher
+    from wmresearch.sweeps.plan import make_plan
+    from wmresearch.sweeps.store import statuses, write_plan
+
+    del launcher  # there is one so far
+    line = ProgressLine()
+    plan = make_plan(file, overrides or [], lambda message: line.update(message, force=True))
+    directory = directory or Path("runs") / plan.sweep.name
+    if dry_run:
+        line.close()
+        _print_plan(plan, directory)
+        return
+    write_plan(directory, plan)
+    started = time.monotonic()
+    before = _steps_done(directory)
+    completed = LocalLauncher(directory, jobs).run(
+        lambda: line.update(_sweep_progress(directory, plan.sweep.name, started, before))
+    )
+    line.close()
+    runs = statuses(directory)
+    finished = sum(run.state == "finished" for run in runs)
+    print(
+        f"{plan.sweep.name}: {finished} of {len(runs)} runs finished in {directory} ({duration(time.monotonic() - started)})"
+    )
+    rest = [run for run in runs if run.state != "finished"]
+    for run in rest:
+        print(
+            f"  {run.state}: {run.arm} {_settings(run.settings)}seed {run.seed} ({run.run_id}) {run.reason or ''}".rstrip()
+        )
+    again = f"wm sweep {' '.join([file, *(overrides or [])])} --dir {directory}"
+    if not completed:
+        print(f"interrupted; go on with: {again}")
+        raise typer.Exit(75)
+    if any(run.state != "diverged" for run in rest):
+        print(f"run what is missing with: {again}")
+        raise typer.Exit(1)
+    print(f"table: wm table {directory}")
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return "".join(f"{key}={value} " for key, value in settings.items())
+
+
+def _steps_done(directory: Path) -> int:
+    from wmresearch.sweeps.store import statuses
+
+    return sum(run.step for run in statuses(directory))
+
+
+def _sweep_progress(directory: Path, name: str, started: float, before: int) -> str:
+    from wmresearch.sweeps.store import statuses
+
+    runs = statuses(directory)
+    ended = sum(run.state not in ("pending", "running") for run in runs)
+    running = [run for run in runs if run.state == "running"]
+    parts = [f"{name}: {ended} of {len(runs)} runs done"]
+    for run in running[:1]:
+        loss = "" if run.loss is None else f", loss {run.loss:.3f}"
+        speed = "" if run.tokens_per_second is None else f", {quantity(run.tokens_per_second)} tokens/s"
+        parts.append(f"{run.arm} seed {run.seed}: step {run.step}/{run.steps or '?'}{loss}{speed}")
+    if len(running) > 1:
+        parts.append(f"and {len(running) - 1} more")
+    lengths = [run.steps for run in runs if run.steps]
+    if lengths and (done := sum(run.step for run in runs) - before) > 0:
+        left = max(0, round(sum(lengths) / len(lengths) * len(runs)) - before - done)
+        parts.append(f"{duration(left * (time.monotonic() - started) / done)} left")
+    return " · ".join(parts)
+
+
+def _print_plan(plan: Any, directory: Path) -> None:
+    from rich.table import Table
+
+    from wmresearch.data import load_corpus
+    from wmresearch.model.cost import model_cost
+    from wmresearch.training.run_directory import RunDirectory
+
+    table = Table("run", "arm", "settings", "seed", "steps", "state", box=None, pad_edge=False)
+    for name in ("parameters", "head outputs", "training FLOPs/token"):
+        table.add_column(name, justify="right")
+    costs: dict[str, Any] = {}
+    for run in plan.runs:
+        key = run.config.model.model_dump_json() + run.config.data.model_dump_json()
+        if key not in costs:
+            costs[key] = model_cost(run.config.model, load_corpus(run.config.data).tokenizer.vocab_size)
+        cost = costs[key]
+        state = RunDirectory(directory / run.run_id).state()
+        table.add_row(
+            run.run_id, run.arm, _settings(run.settings).strip(), str(run.seed), str(run.config.training.steps), state,
+            f"{cost.parameters:,}", f"{cost.head_output_parameters:,}", quantity(cost.training_flops_per_token),
+        )  # fmt: skip
+    _print_table(table)
+    print(f"{len(plan.runs)} runs in {directory}")
+
+
+def _print_table(table: Any) -> None:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, highlight=False).print(table)
+
+
+@app.command(epilog="Example: `wm status runs/quickstart`")
+def status(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")]) -> None:
+    """Each run of a sweep: state, step, loss, speed, time left."""
+    from rich.table import Table
+
+    from wmresearch.sweeps.store import statuses
+
+    table = Table("run", "arm", "settings", "seed", "state", box=None, pad_edge=False)
+    for name in ("step", "loss (nats/token)", "tokens/s", "time left"):
+        table.add_column(name, justify="right")
+    table.add_column("reason")
+    for run in statuses(directory):
+        left = run.seconds_left if run.state == "running" else None
+        table.add_row(
+            run.run_id, run.arm, _settings(run.settings).strip(), str(run.seed), run.state,
+            f"{run.step}/{run.steps or '?'}",
+            "" if run.loss is None else f"{run.loss:.4f}",
+            "" if run.tokens_per_second is None else quantity(run.tokens_per_second),
+            "" if left is None else duration(left), run.reason or "",
+        )  # fmt: skip
+    _print_table(table)
+
+
+@app.command(epilog="Example: `wm table runs/quickstart --format tex`")
+def table(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")],
+    form: Annotated[TableFormat, typer.Option("--format", help="How it is written.")] = TableFormat.md,
+) -> None:
+    """The paper table of a sweep: means over seeds with intervals, paired differences, costs."""
+    from wmresearch.reports.table import build_table, render
+
+    print(render(build_table(directory), form.value), end="")
+
+
+@app.command(epilog="Example: `wm count llama3-8b`")
+def count(
+    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A run config (YAML) or a preset's name.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part."""
+    from wmresearch.config import load_run
+    from wmresearch.data import load_corpus, vocab_size
+    from wmresearch.model.cost import bytes_of, head_output_weights, model_cost
+
+    loaded = load_run(config, overrides or [])
+    model = loaded.model
+    vocabulary = vocab_size(loaded.data.tokenizer) or load_corpus(loaded.data).tokenizer.vocab_size
+    cost = model_cost(model, vocabulary)
+    weights = head_output_weights(model)
+    if as_json:
+        parts = [vars(part) for part in cost.parts]
+        shapes = [vars(weight) for weight in weights]
+        value = {
+            "parameters": cost.parameters, "head_output_parameters": cost.head_output_parameters,
+            "flops_per_token": cost.training_flops_per_token, "parts": parts, "head_output_weights": shapes,
+        }  # fmt: skip
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    from rich.table import Table
+
+    number = bytes_of(model.dtype)
+    out = Table("part", box=None, pad_edge=False, show_footer=True)
+    columns = ("parameters", "share", "forward FLOPs/token", "cache bytes/token", "all-reduce bytes/token")
+    for name in columns:
+        out.add_column(name, justify="right")
+    for part in cost.parts:
+        out.add_row(
+            part.name, f"{part.parameters:,}", f"{part.parameters / cost.parameters:.1%}",
+            f"{part.forward_flops_per_token:,.0f}", f"{part.cache_numbers_per_token * number:,}",
+            f"{part.all_reduce_numbers_per_token * number:,}",
+        )  # fmt: skip
+    forward = sum(part.forward_flops_per_token for part in cost.parts)
+    out.add_section()
+    out.add_row(
+        "all", f"{cost.parameters:,}", "100.0%", f"{forward:,.0f}",
+        f"{sum(part.cache_numbers_per_token for part in cost.parts) * number:,}",
+        f"{sum(part.all_reduce_numbers_per_token for part in cost.parts) * number:,}",
+    )  # fmt: skip
+    _print_table(out)
+    print(f"\nhead output `{model.head_output.kind}`, {model.n_layers} layers:")
+    for weight in weights:
+        shape = " × ".join(map(str, weight.shape))
+        share = weight.all_layers / cost.parameters
+        print(
+            f"  {weight.name:12} {shape} = {weight.per_layer:,} parameters a layer, "
+            f"{weight.all_layers:,} over {model.n_layers} layers, {share:.1%} of the model"
+        )
+    print(
+        f"training: {quantity(cost.training_flops_per_token)}FLOP a token at context {model.context:,} (forward and backward)"
+    )
+
+
+@data_app.command("list", epilog="Example: `wm data list`")
+def data_list() -> None:
+    """Corpora that are prepared on this machine, and those that can be."""
+    from rich.table import Table
+
+    from wmresearch.data import list_corpora
+
+    rows = list_corpora()
+    table = Table(*rows[0] if rows else (), box=None, pad_edge=False)
+    print(table, rows)
+
+
+@data_app.command("prepare", epilog="Example: `wm data prepare stdlib/small`")
+def data_prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="stdlib, stdlib/small, a TFDS name, or a path.")],
+) -> None:
+    """Get a corpus ready: read, split, and kept in the cache folder."""
+    from wmresearch.data import prepare
+
+    line = ProgressLine()
+    result = prepare(name, report=lambda message: line.update(message, force=True))
+    line.close()
+    print(result)
+
+
+def main() -> NoReturn:
+    """The entry point: what is wrong with a request is said without a traceback."""
+    try:
+        app()
+    except Exception as error:
+        code = _explain(error)
+        if code is None:
+            raise
+        sys.exit(code)
+    sys.exit(0)
+
+
+def _explain(error: Exception) -> int | None:
+    """Prints an error that has a plain message, and gives its exit code; None for a bug."""
+    from wmresearch.config import ConfigError
+
+    if isinstance(error, ConfigError):
+        n = len(error.problems)
+        print(f"wm: {n} problem{'s' * (n > 1)} with the request", file=sys.stderr)
+        for problem in error.problems:
+            print(f"\n{problem}", file=sys.stderr)
+        return 2
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Causal attention: the P_i of a layer. What the heads read and write belongs to the head output."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from wmresearch.config.model import ModelConfig, RotaryPositions
+from wmresearch.head_output import Mix, make_head_output
+from wmresearch.head_output.weights import Normal, bias, weight
+from wmresearch.model.layers import dropout, fold, rotate
+
+QUERY_BLOCK = 64
+"""Queries handled together; a block attends to the keys up to its own end, so the masked half is mostly skipped."""
+
+
+class Attention(nnx.Module):
+    """y = Σ_i P_i X M_i with P_i = softmax(causal(Q_i K_iᵀ / √e)), the M_i given by the head output."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        d, h, k, e = model.d_model, model.n_heads, model.kv_heads, model.head_width
+        self.query = weight((d, h, e), Normal(model.init_std), model.param_dtype)
+        self.key = weight((d, k, e), Normal(model.init_std), model.param_dtype)
+        self.query_bias = bias((h, e), model.param_dtype) if model.bias else None
+        self.key_bias = bias((k, e), model.param_dtype) if model.bias else None
+        self.head_output = make_head_output(model)
+        self.rope_theta = model.positions.theta if isinstance(model.positions, RotaryPositions) else None
+        self.dropout = model.dropout
+
+    def __call__(self, x_btd: Float[Array, "b t d"], key: PRNGKeyArray | None = None) -> Float[Array, "b t d"]:
+        query_bthe = _project(x_btd, self.query, self.query_bias)
+        key_btke = _project(x_btd, self.key, self.key_bias)
+        if self.rope_theta is not None:
+            query_bthe, key_btke = rotate(query_bthe, self.rope_theta), rotate(key_btke, self.rope_theta)
+        return self.head_output(x_btd, attention(query_bthe, key_btke, self.dropout, fold(key, 0)))
+
+    def flops_per_token(self, attended: float) -> float:
+        """Forward operations a token in matrix products: queries, keys, scores, and the head output's own."""
+        d, h, e = self.query.shape
+        _, k, _ = self.key.shape
+        return 2.0 * d * (h + k) * e + 2.0 * h * e * attended + self.head_output.flops_per_token(attended)
+
+
+def _project(x_btd: Array, weight_dhe: nnx.Param, bias_he: nnx.Param | None) -> Float[Array, "b t h e"]:
+    b, t, d = x_btd.shape
+    _, h, e = weight_dhe.shape
+    out = (x_btd.reshape(b * t, d) @ weight_dhe.reshape(d, h * e)).reshape(b, t, h, e)
+    return out if bias_he is None else out + bias_he[...][None, None]
+
+
+def attention(
+    query_bthe: Float[Array, "b t h e"],
+    key_btke: Float[Array, "b t k e"],
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Mix:
+    """The function that applies P_i = softmax(causal(Q_i K_iᵀ / √e)) to what the heads hold.
+
+    Dropout acts on the entries of P_i. The softmax is taken in float32 or better.
+    """
+    b, t, h, e = query_bthe.shape
+    k = key_btke.shape[2]
+    wide = jnp.promote_types(query_bthe.dtype, jnp.float32)
+    scaled = (query_bthe * e**-0.5).reshape(b, t, k, h // k, e)
+    blocks: list[tuple[int, Array]] = []
+    for start, end in query_blocks(t):
+        score = jnp.einsum("btkge,bske->bkgts", scaled[:, start:end], key_btke[:, :end]).astype(wide)
+        allowed = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
+        score = jnp.where(allowed[None, None, None], score, -jnp.inf)
+        weights = jax.nn.softmax(score, axis=-1).astype(query_bthe.dtype).reshape(b, h, end - start, end)
+        blocks.append((end, dropout(weights, dropout_rate, fold(dropout_key, start))))
+
+    def mix(value_bskr: Float[Array, "b s k r"]) -> Float[Array, "b t h r"]:
+        value_heads, r = value_bskr.shape[2:]
+        mixed = [
+            jnp.einsum(
+                "bkgts,bskr->btkgr",
+                weights.reshape(b, value_heads, h // value_heads, -1, end),
+                value_bskr[:, :end],
+            )
+            for end, weights in blocks
+        ]
+        return jnp.concatenate(mixed, axis=1).reshape(b, t, h, r)
+
+    return mix
+
+
+def query_blocks(t: int) -> list[tuple[int, int]]:
+    """The (start, end) of each block of queries."""
+    return [(start, min(start + QUERY_BLOCK, t)) for start in range(0, t, QUERY_BLOCK)]
+
+
+def attended_keys(t: int) -> float:
+    """Keys that a query is multiplied with, on average over t positions: about half of t for long contexts."""
+    return sum((end - start) * end for start, end in query_blocks(t)) / t

@@ -1,0 +1,105 @@
+"""What a model costs, counted from the shapes of its own parameters: nothing is allocated.
+
+Operations are those of the matrix products in the compiled program (2 for each multiply-add): attention counts the keys
+that a block of queries is really multiplied with, and a masked dense map counts as dense. A training step costs three
+forward passes: the backward pass of y = x W takes two products of the same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from wmresearch.config.model import ModelConfig
+from wmresearch.head_output import weights
+from wmresearch.model.attention import attended_keys
+from wmresearch.model.transformer import Transformer
+
+TRAINING_FACTOR = 3
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """One part of the model, over all layers."""
+
+    name: str
+    parameters: int
+    forward_flops_per_token: float
+    cache_numbers_per_token: int = 0
+    """Numbers that generation keeps of each past token."""
+    all_reduce_numbers_per_token: int = 0
+    """Numbers summed over devices in a forward pass where the heads (and the MLP) are spread over devices."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """All parts of the model."""
+
+    parts: tuple[PartCost, ...]
+    head_output_parameters: int
+    """The head outputs' own (values and what writes them), over all layers."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def training_flops_per_token(self) -> float:
+        return TRAINING_FACTOR * sum(part.forward_flops_per_token for part in self.parts)
+
+
+def model_cost(model: ModelConfig, vocab_size: int) -> Cost:
+    """The cost of a model at its full context."""
+    transformer = Transformer(model, vocab_size)
+    attended = attended_keys(model.context)
+    layers, d = len(transformer.blocks), model.d_model
+    block = transformer.blocks[0]
+    attention, head_output = block.attention, block.attention.head_output
+    own = weights.count(head_output)
+    output_flops = head_output.flops_per_token(attended)
+    norms = layers * (weights.count(block.attention_norm) + weights.count(block.mlp_norm))
+    embedding = weights.count(transformer) - layers * weights.count(block) - weights.count(transformer.final_norm)
+    untied = 0 if model.tie_embeddings else d * vocab_size
+    parts = (
+        PartCost("embeddings", embedding - untied, 0),
+        PartCost(
+            "queries, keys, scores",
+            layers * (weights.count(attention) - own),
+            layers * (attention.flops_per_token(attended) - output_flops),
+            layers * model.kv_heads * model.head_width,
+        ),
+        PartCost(
+            f"head outputs ({head_output.kind})",
+            layers * own,
+            layers * output_flops,
+            layers * head_output.cache_per_token(),
+            layers * d,
+        ),
+        PartCost("MLP", layers * weights.count(block.mlp), layers * block.mlp.flops_per_token(), 0, layers * d),
+        PartCost("norms", norms + weights.count(transformer.final_norm), 0),
+        PartCost("logits" + (" (tied)" if model.tie_embeddings else ""), untied, 2.0 * d * vocab_size),
+    )
+    return Cost(parts, layers * own)
+
+
+@dataclass(frozen=True)
+class WeightShape:
+    """A parameter of the head output in one layer, and what it adds up to."""
+
+    name: str
+    shape: tuple[int, ...]
+    per_layer: int
+    all_layers: int
+
+
+def head_output_weights(model: ModelConfig) -> tuple[WeightShape, ...]:
+    """The head output's own parameters, by name."""
+    head_output = Transformer(model, 1).blocks[0].attention.head_output
+    params = weights.shapes(head_output)
+    return tuple(WeightShape(name, leaf.shape, leaf.size, leaf.size * model.n_layers) for name, leaf in params.items())
+
+
+def bytes_of(dtype: str) -> int:
+    """Bytes of one number."""
+    return jnp.dtype(dtype).itemsize

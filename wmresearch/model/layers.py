@@ -1,0 +1,61 @@
+"""The small parts of a transformer: norms, rotary positions, dropout."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from wmresearch.config.model import ModelConfig
+from wmresearch.head_output.weights import Constant, bias, weight
+
+_EPSILON = 1e-5  # of GPT-2's LayerNorm and Llama's RMSNorm alike
+
+
+class Norm(nnx.Module):
+    """LayerNorm γ (x − mean) / √(var + ε) + β, or RMSNorm γ x / √(mean x² + ε), over the last axis; ε = 1e-5.
+
+    The statistics are taken in float32 or better. Ba et al. 2016 (arXiv 1607.06450), Zhang & Sennrich 2019
+    (arXiv 1910.07467).
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.centre = model.norm == "layernorm"
+        self.gain = weight((model.d_model,), Constant(1.0), model.param_dtype, decay=False)
+        self.bias = bias((model.d_model,), model.param_dtype) if self.centre and model.bias else None
+
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if self.centre:
+            wide -= wide.mean(-1, keepdims=True)
+        normed = (wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + _EPSILON)).astype(x.dtype)
+        shape = (1,) * (x.ndim - 1) + (-1,)
+        normed *= self.gain[...].reshape(shape)
+        return normed if self.bias is None else normed + self.bias[...].reshape(shape)
+
+
+def rotate(x_bthe: Float[Array, "b t h e"], theta: float) -> Float[Array, "b t h e"]:
+    """Rotary positions: (x₁, x₂) → (x₁ cos φ − x₂ sin φ, x₂ cos φ + x₁ sin φ), φ = t θ^(−2j/e).
+
+    x₁, x₂ are the two halves of a head's entries (Llama's pairing), j counts within a half.
+    Su et al. 2021 (arXiv 2104.09864).
+    """
+    _, t, _, e = x_bthe.shape
+    wavelength = theta ** (jnp.arange(0, e, 2, dtype=jnp.float32) / e)
+    phase = (jnp.arange(t, dtype=jnp.float32)[:, None] / wavelength[None, :])[None, :, None, :]
+    cos, sin = jnp.cos(phase).astype(x_bthe.dtype), jnp.sin(phase).astype(x_bthe.dtype)
+    first, second = jnp.split(x_bthe, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def dropout(x: Float[Array, ...], rate: float, key: PRNGKeyArray | None) -> Float[Array, ...]:
+    """Each entry is 0 with probability `rate`, else divided by 1 − rate; x itself where there is no key."""
+    if key is None or rate == 0:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
+
+
+def fold(key: PRNGKeyArray | None, place: int) -> PRNGKeyArray | None:
+    """The key for one place in the model; None stays None (no dropout)."""
+    return None if key is None else jax.random.fold_in(key, place)

@@ -1,0 +1,54 @@
+"""The position-wise part of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from wmresearch.config.model import ModelConfig
+from wmresearch.head_output.weights import Normal, bias, weight
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "swiglu": jax.nn.silu,
+}
+
+
+class Mlp(nnx.Module):
+    """f(x W₁ + b₁) W₂ + b₂, or with a gate (swiglu) (silu(x W_g) ∘ (x W₁)) W₂; W₁ `[d, m]`, W₂ `[m, d]`.
+
+    The gated form: Shazeer 2020 (arXiv 2002.05202).
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        d, m, dtype = model.d_model, model.mlp_width, model.param_dtype
+        self.activation = model.mlp
+        self.up = weight((d, m), Normal(model.init_std), dtype)
+        self.gate = weight((d, m), Normal(model.init_std), dtype) if model.mlp == "swiglu" else None
+        self.down = weight((m, d), Normal(model.residual_std), dtype)
+        self.up_bias = bias((m,), dtype) if model.bias else None
+        self.down_bias = bias((d,), dtype) if model.bias else None
+
+    def __call__(self, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        b, t, d = x_btd.shape
+        x_nd = x_btd.reshape(b * t, d)  # one large matrix product is faster than a batch of them
+        act = _ACTIVATIONS[self.activation]
+        hidden_nm = x_nd @ self.up
+        if self.up_bias is not None:
+            hidden_nm += self.up_bias[...][None]
+        hidden_nm = act(hidden_nm) if self.gate is None else act(x_nd @ self.gate) * hidden_nm
+        y_nd = hidden_nm @ self.down
+        if self.down_bias is not None:
+            y_nd += self.down_bias[...][None]
+        return y_nd.reshape(b, t, d)
+
+    def flops_per_token(self) -> float:
+        """Forward operations a token in matrix products."""
+        d, m = self.up.shape
+        return 2.0 * d * m * (3 if self.gate is not None else 2)

@@ -1,0 +1,77 @@
+"""A decoder-only transformer: GPT-2 style, Llama style and between, by config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from wmresearch.config.model import LearnedPositions, ModelConfig
+from wmresearch.head_output.weights import Normal, Params, weight
+from wmresearch.model.attention import Attention
+from wmresearch.model.layers import Norm, dropout, fold
+from wmresearch.model.mlp import Mlp
+
+Apply: TypeAlias = Callable[[Params, Int[Array, "b t"], PRNGKeyArray | None], Float[Array, "b t v"]]
+"""(parameters, tokens, dropout key or None) → logits, in float32 or better."""
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm order."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.attention_norm = Norm(model)
+        self.attention = Attention(model)
+        self.mlp_norm = Norm(model)
+        self.mlp = Mlp(model)
+        self.dropout = model.dropout
+
+    def __call__(self, x_btd: Float[Array, "b t d"], key: PRNGKeyArray | None) -> Float[Array, "b t d"]:
+        attended = self.attention(self.attention_norm(x_btd), fold(key, 0))
+        x_btd = x_btd + dropout(attended, self.dropout, fold(key, 1))
+        return x_btd + dropout(self.mlp(self.mlp_norm(x_btd)), self.dropout, fold(key, 2))
+
+
+class Transformer(nnx.Module):
+    """Token embedding (and positions), blocks, a last norm, logits.
+
+    Its parameters are declared, not made (`head_output.weights`): `initialize` makes them, `make_apply` runs them.
+    """
+
+    def __init__(self, model: ModelConfig, vocab_size: int) -> None:
+        d, std, dtype = model.d_model, model.init_std, model.param_dtype
+        self.embedding = weight((vocab_size, d), Normal(std), dtype)
+        learned = isinstance(model.positions, LearnedPositions)
+        self.positions = weight((model.context, d), Normal(std), dtype) if learned else None
+        self.blocks = nnx.List([Block(model) for _ in range(model.n_layers)])
+        self.final_norm = Norm(model)
+        self.logits = None if model.tie_embeddings else weight((d, vocab_size), Normal(std), dtype)
+        self.dropout = model.dropout
+
+    def __call__(self, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
+        b, t = tokens_bt.shape
+        x_btd = self.embedding[...][tokens_bt]
+        if self.positions is not None:
+            x_btd = x_btd + self.positions[...][None, :t]
+        x_btd = dropout(x_btd, self.dropout, fold(key, 0))
+        for index, block in enumerate(self.blocks):
+            x_btd = block(x_btd, fold(key, 1 + index))
+        x_nd = self.final_norm(x_btd).reshape(b * t, -1)
+        out = self.embedding[...].T if self.logits is None else self.logits[...]
+        logits_nv = x_nd @ out
+        return logits_nv.reshape(b, t, -1).astype(jnp.promote_types(x_nd.dtype, jnp.float32))
+
+
+def make_apply(transformer: Transformer, dtype: str) -> Apply:
+    """The model as a pure function of its parameters; the computation is done in `dtype`."""
+    graph, _ = nnx.split(transformer)
+
+    def apply(params: Params, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
+        cast = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        return nnx.merge(graph, cast)(tokens_bt, key)
+
+    return apply

@@ -1,0 +1,1 @@
+"""Trains one run and writes what it found into its directory."""

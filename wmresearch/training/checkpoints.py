@@ -1,0 +1,48 @@
+"""Saves and restores a run's state with orbax: parameters, optimizer state, step. Nothing else is needed to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from wmresearch.training.step import TrainState
+
+
+class Checkpoints:
+    """The checkpoints of one run, written in the background, the newest `keep` kept."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(folder, options=options)
+
+    def save(self, state: TrainState, step: int) -> None:
+        """Starts to write; the state may be donated as soon as this returns."""
+        if self._manager.latest_step() != step:
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+
+    def restore(self, like: TrainState) -> TrainState | None:
+        """The newest state, laid out as `like`; None where there is no checkpoint."""
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+
+    def close(self) -> None:
+        """Waits until what was started is written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+@contextmanager
+def open_checkpoints(folder: Path, keep: int) -> Iterator[Checkpoints]:
+    """Checkpoints that are complete when the block ends."""
+    checkpoints = Checkpoints(folder, keep)
+    try:
+        yield checkpoints
+    finally:
+        checkpoints.close()

@@ -1,0 +1,154 @@
+"""Trains one run. The loop only dispatches, evaluates, logs, saves and stops; what a step does is in `step`."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from wmresearch.config import ConfigError, Problem, RunConfig, run_id
+from wmresearch.data import Stream, TokenizedCorpus, load_corpus
+from wmresearch.head_output.weights import decay_mask, initialize
+from wmresearch.model import Transformer, make_apply
+from wmresearch.model.cost import model_cost
+from wmresearch.training.checkpoints import Checkpoints, open_checkpoints
+from wmresearch.training.evaluation import make_evaluator
+from wmresearch.training.interruption import StopRequest, stop_on_signal
+from wmresearch.training.manifest import make_manifest
+from wmresearch.training.optimizers import make_optimizer, make_schedule
+from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.recorder import DivergedError, Progress, Recorder
+from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
+from wmresearch.training.runtime import prepare_runtime
+from wmresearch.training.step import Metrics, TrainState, make_dispatch, make_evaluate, make_loss, make_state, make_step
+
+Report: TypeAlias = Callable[[Progress], None]
+Summary: TypeAlias = dict[str, Any]
+
+
+def train(config: RunConfig, path: Path, labels: RunLabels | None = None, report: Report = lambda _: None) -> Summary:
+    """Trains a run in its directory, going on from its newest checkpoint, and returns its summary.
+
+    A run that is finished (or diverged) is not run again. What goes wrong is written into the directory as the run's
+    state and reason before it is raised.
+
+    Raises:
+        RunBusyError: another process works in the directory.
+        ConfigError: the directory holds a run whose scientific config differs; or the corpus is not usable.
+    """
+    prepare_runtime(config)
+    directory = RunDirectory(path)
+    with directory.locked():
+        started = time.monotonic()
+        corpus = load_corpus(config.data, lambda message: report(Progress(0, config.training.steps, message)))
+        labels = labels or RunLabels(run_id(config, corpus.digest))
+        done = directory.summary()
+        if done and done["run_id"] != labels.run_id:
+            problem = Problem(
+                str(directory.path), "", f"run {done['run_id']}", f"an empty folder, or run {labels.run_id}",
+                "the config (or corpus) has changed since; choose another --dir",
+            )  # fmt: skip
+            raise ConfigError([problem])
+        if done.get("state") in FINAL:
+            return done
+        (directory.path / "error.txt").unlink(missing_ok=True)
+        recorder = Recorder(config, directory, labels, report)
+        try:
+            with stop_on_signal() as stop:
+                state = _run(config, directory, labels, corpus, recorder, stop)
+        except DivergedError as error:
+            return recorder.finish("diverged", str(error), started)
+        except BaseException as error:
+            (directory.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            recorder.finish("failed", f"{type(error).__name__}: {error}", started)
+            raise
+        if state is None:
+            return recorder.finish("preempted", f"stopped by {stop.signal}; start again to go on", started)
+        return recorder.finish("finished", None, started)
+
+
+def _run(
+    config: RunConfig,
+    directory: RunDirectory,
+    labels: RunLabels,
+    corpus: TokenizedCorpus,
+    recorder: Recorder,
+    stop: StopRequest,
+) -> TrainState | None:
+    """The state after the last step, or None where a stop was asked for before it."""
+    training, data, context = config.training, config.data, config.model.context
+    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
+    cost = model_cost(config.model, corpus.tokenizer.vocab_size)
+    directory.write_config(config)
+    directory.write_manifest(make_manifest(labels.run_id, corpus.name, corpus.digest))
+    recorder.start(
+        corpus_digest=corpus.digest,
+        parameters=cost.parameters,
+        head_output_parameters=cost.head_output_parameters,
+        flops_per_token=cost.training_flops_per_token,
+    )
+
+    apply = make_apply(transformer, config.model.dtype)
+    optimizer = make_optimizer(config.optimizer, training.steps, decay_mask(transformer))
+    schedule = make_schedule(config.optimizer.schedule, config.optimizer.learning_rate, training.steps)
+    per_dispatch = min(training.steps_per_dispatch, training.steps)
+    dispatch = make_dispatch(make_step(make_loss(apply), optimizer, schedule), per_dispatch)
+    evaluate = make_evaluate(apply)
+    validate = make_evaluator(evaluate, corpus.splits["validation"], context)
+    stream = Stream(corpus.splits["train"].tokens, data.batch_size, context, config.seed)
+    dropout_key = purpose_key(config.seed, Purpose.DROPOUT) if config.model.dropout else None
+
+    @jax.jit
+    def start() -> TrainState:
+        params = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
+        return make_state(params, optimizer)
+
+    with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
+        state, step = _restored(start(), checkpoints)
+        recorder.resume(step)
+        pending: tuple[int, int, Metrics] | None = None
+        while step < training.steps:
+            n = min(per_dispatch, _next_stop(config, step) - step)
+            tokens = np.zeros((per_dispatch, data.batch_size, context + 1), np.int32)
+            tokens[:n] = stream.batches(step, n)
+            state, metrics = dispatch(state, tokens, n, dropout_key)
+            if pending is not None:  # read the last dispatch's metrics while this one runs
+                recorder.steps(*pending)
+            pending = (step, n, metrics)
+            step += n
+            last = step == training.steps
+            evaluating = last or _due(step, training.evaluate_every)
+            saving = last or _due(step, training.checkpoint_every) or stop.signal is not None
+            if evaluating or saving:
+                recorder.steps(*pending)
+                pending = None
+                if evaluating:
+                    recorder.validation(step, validate(state.params))
+                if saving:
+                    checkpoints.save(state, step)
+                recorder.pause()
+            if stop.signal is not None and not last:
+                return None
+        if "test" in corpus.splits:
+            recorder.test(make_evaluator(evaluate, corpus.splits["test"], context)(state.params))
+    return state
+
+
+def _restored(state: TrainState, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+    restored = checkpoints.restore(state)
+    return (state, 0) if restored is None else (restored, int(restored.step))
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _next_stop(config: RunConfig, step: int) -> int:
+    """The next step at which something happens outside the compiled program."""
+    periods = [every for every in (config.training.evaluate_every, config.training.checkpoint_every) if every]
+    return min([config.training.steps, *((step // every + 1) * every for every in periods)])

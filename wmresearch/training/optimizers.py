@@ -1,0 +1,43 @@
+"""From the optimizer's config to an optax transformation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from wmresearch.config.optimizer import AdamWConfig, ConstantSchedule, CosineSchedule, Schedule
+from wmresearch.head_output.weights import Params
+
+
+def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule:
+    """Learning rate at a step that counts from 0.
+
+    Warm-up: peak · (step + 1) / (warmup + 1). After it, with u = (step − warmup) / (steps − warmup) in [0, 1]:
+    cosine peak · (f + (1 − f)(1 + cos πu)/2), linear peak · (1 − (1 − f) u), constant peak; f is `final`.
+    """
+
+    def rate(step: Any) -> Any:
+        u = jnp.clip((step - schedule.warmup) / max(steps - schedule.warmup, 1), 0.0, 1.0)
+        after: Any = 1.0
+        if isinstance(schedule, ConstantSchedule):
+            pass
+        elif isinstance(schedule, CosineSchedule):
+            after = schedule.final + (1 - schedule.final) * (1 + jnp.cos(jnp.pi * u)) / 2
+        else:
+            after = 1 - (1 - schedule.final) * u
+        return peak * jnp.where(step < schedule.warmup, (step + 1) / (schedule.warmup + 1), after)
+
+    return rate
+
+
+def make_optimizer(config: AdamWConfig, steps: int, decays: Params) -> optax.GradientTransformation:
+    """Clipping by the global norm, then AdamW; `decays` says for each parameter whether weight decay acts on it.
+
+    Decay is decoupled and multiplied by the learning rate. Loshchilov & Hutter 2019 (arXiv 1711.05101).
+    """
+    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    rate = make_schedule(config.schedule, config.learning_rate, steps)
+    b1, b2 = config.betas
+    return optax.chain(clip, optax.adamw(rate, b1=b1, b2=b2, weight_decay=config.weight_decay, mask=decays))

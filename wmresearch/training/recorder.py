@@ -1,0 +1,157 @@
+"""Writes what a run says while it trains: metrics, timing, status, summary, the tracker, and progress to the caller."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from wmresearch.config import RunConfig
+from wmresearch.training.evaluation import Evaluation
+from wmresearch.training.run_directory import RunDirectory, RunLabels, State
+from wmresearch.training.speed import Speed
+from wmresearch.training.step import Metrics
+from wmresearch.training.trackers import RunIdentity, Tracker, make_tracker
+
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for a progress line."""
+
+    step: int
+    steps: int
+    message: str
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+
+
+class DivergedError(Exception):
+    """The loss or the gradient is not finite any more."""
+
+
+class Recorder:
+    """One run's pen. Metrics hold only what follows from config and step; wall-clock figures go elsewhere."""
+
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, labels: RunLabels, report: Callable[[Progress], None]
+    ) -> None:
+        self._config, self._directory, self._labels, self._report = config, directory, labels, report
+        self._figures: dict[str, Any] = {}
+        self._speed = Speed(config.data.batch_size * config.model.context)
+        self._tracker: Tracker | None = None
+        self._said = 0.0
+
+    def start(self, **figures: Any) -> None:
+        """The run has begun; figures of the model and corpus are known."""
+        self._figures |= figures
+        self._write_summary("running")
+        self._tell("starting", force=True)
+        self._tracker = make_tracker(self._config.tracking.wandb, self._identity(), self._directory.path)
+
+    def _identity(self) -> RunIdentity:
+        labels = self._labels
+        return RunIdentity(
+            run_id=labels.run_id,
+            name=f"{labels.arm or labels.run_id} · seed {self._config.seed}",
+            group=labels.sweep,
+            job_type=labels.role,
+            tags=tuple(tag for tag in (labels.sweep, labels.arm, self._config.model.head_output.kind) if tag),
+            notes="",
+            config=self._config.model_dump(mode="json") | {"arm": labels.arm, "settings": dict(labels.settings)},
+        )
+
+    def resume(self, step: int) -> None:
+        """The run goes on from a step: what was written after it is cut away, what came before is read again."""
+        self._directory.rewind(step)
+        for line in self._directory.metrics():
+            self._remember(line["step"], {name: value for name, value in line.items() if name != "step"})
+        self._tell("compiling", force=True)
+
+    def steps(self, first: int, n: int, metrics: Metrics) -> None:
+        """Reads the metrics of the steps first+1 … first+n (this waits for them) and logs those that are due.
+
+        Raises:
+            DivergedError: a loss or a gradient's norm is not finite.
+        """
+        arrays = jax.device_get(metrics)
+        self._speed.mark(n)
+        for index in range(n):
+            step = first + index + 1
+            values = {name: float(array[index]) for name, array in arrays.items()}
+            bad = [name for name, value in values.items() if not math.isfinite(value)]
+            if bad or step == 1 or step == self._config.training.steps or step % self._config.training.log_every == 0:
+                self._write(step, values)
+            if bad:
+                said = ", ".join(f"{name} {value:g}" for name, value in values.items())
+                raise DivergedError(f"not finite at step {step}: {said}")
+        if self._speed.tokens_per_second is not None:
+            self._directory.append_timing(first + n, {"tokens_per_second": self._speed.tokens_per_second})
+        self._figures |= {"step": first + n, "train_loss": values["train_loss"]}
+        self._tell("training")
+
+    def pause(self) -> None:
+        """What came since the last dispatch was not training."""
+        self._speed.pause()
+
+    def validation(self, step: int, result: Evaluation) -> None:
+        """The whole validation split was evaluated after a step."""
+        if not math.isfinite(result.loss):
+            raise DivergedError(f"validation loss is not finite at step {step}")
+        self._write(step, {"validation_loss": result.loss, "bits_per_byte": result.bits_per_byte})
+        self._write_summary("running")
+        self._tell("evaluated")
+
+    def test(self, result: Evaluation) -> None:
+        """The test split was evaluated, once, at the end."""
+        self._figures["test_loss"] = result.loss
+
+    def finish(self, state: State, reason: str | None, started: float) -> dict[str, Any]:
+        """Writes the end of the run and returns its summary."""
+        self._figures["wall_seconds"] = time.monotonic() - started
+        self._figures["tokens_per_second"] = self._speed.tokens_per_second
+        summary = self._write_summary(state, reason)
+        if self._tracker is not None:
+            self._tracker.finish(summary, exit_code=0 if state == "finished" else 1)
+        self._tell(state, force=True, state=state, reason=reason)
+        return summary
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        self._directory.append_metrics(step, values)
+        self._remember(step, values)
+
+    def _remember(self, step: int, values: dict[str, float]) -> None:
+        self._figures |= {
+            name: values[name] for name in ("train_loss", "validation_loss", "bits_per_byte") if name in values
+        }
+        self._figures["step"] = step
+        if "validation_loss" in values:
+            best = self._figures.get("best_validation_loss", math.inf)
+            self._figures["best_validation_loss"] = min(best, values["validation_loss"])
+        if self._tracker is not None:
+            self._tracker.log(step, values)
+
+    def _write_summary(self, state: State, reason: str | None = None) -> dict[str, Any]:
+        return self._directory.write_summary(self._labels, self._config, state, reason=reason, **self._figures)
+
+    def _tell(self, message: str, *, force: bool = False, state: State = "running", reason: str | None = None) -> None:
+        now = time.monotonic()
+        steps = self._config.training.steps
+        step = self._figures.get("step", 0)
+        progress = Progress(
+            step, steps, message, self._figures.get("train_loss"), self._speed.tokens_per_second,
+            self._speed.seconds_left(steps - step),
+        )  # fmt: skip
+        self._report(progress)
+        if force or now - self._said >= HEARTBEAT_SECONDS:
+            self._said = now
+            self._directory.write_status(
+                state, reason=reason, message=message, step=step, steps=steps, loss=progress.loss,
+                tokens_per_second=progress.tokens_per_second, seconds_left=progress.seconds_left,
+            )  # fmt: skip

@@ -1,0 +1,146 @@
+"""A run's directory: the truth about the run. W&B mirrors it, tables read only it.
+
+config.yaml     the whole config            metrics.jsonl   functions of config and step only
+status.json     state and heartbeat         timing.jsonl    wall-clock figures
+summary.json    the result                  manifest.json   what it was made from
+checkpoints/    parameters and optimizer state
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from wmresearch.config import RunConfig, yaml_text
+from wmresearch.training.files import json_line, read_json, write_atomically, write_json
+
+State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
+FINAL: tuple[State, ...] = ("finished", "diverged")
+"""States in which there is nothing left to do."""
+
+_SUMMARY_KEYS = (
+    "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
+    "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
+    "head_output_parameters", "flops_per_token", "tokens_per_second", "wall_seconds",
+)  # fmt: skip
+
+
+class RunBusyError(Exception):
+    """Another process holds the run directory."""
+
+
+@dataclass(frozen=True)
+class RunLabels:
+    """What a run is called: its id, and its place in a sweep."""
+
+    run_id: str
+    sweep: str | None = None
+    arm: str | None = None
+    role: Literal["tune", "report"] = "report"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RunDirectory:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the directory, creating it where it is missing.
+
+        Raises:
+            RunBusyError: another process holds it. The lock of a process that died is free.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            holder = (self.status() or {}).get("process", "another process")
+            raise RunBusyError(f"{self.path}: {holder} is working on this run; wait for it or stop it") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def status(self) -> dict[str, Any] | None:
+        return read_json(self.path / "status.json")
+
+    def summary(self) -> dict[str, Any]:
+        return read_json(self.path / "summary.json") or {}
+
+    def state(self) -> State:
+        return self.summary().get("state", "pending")
+
+    def write_config(self, config: RunConfig) -> None:
+        write_atomically(self.path / "config.yaml", yaml_text.write(config.model_dump(mode="json")))
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        write_json(self.path / "manifest.json", manifest)
+
+    def write_status(self, state: State, **figures: Any) -> None:
+        """State and figures with a heartbeat, so that a reader can tell a slow run from a dead one."""
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        write_json(self.path / "status.json", {"state": state, "heartbeat": time.time(), "process": process, **figures})
+
+    def write_summary(self, labels: RunLabels, config: RunConfig, state: State, **figures: Any) -> dict[str, Any]:
+        """Writes summary.json: every key is there, null where nothing is known yet. Returns what was written."""
+        known = {
+            "run_id": labels.run_id,
+            "sweep": labels.sweep,
+            "arm": labels.arm,
+            "role": labels.role,
+            "settings": dict(labels.settings),
+            "seed": config.seed,
+            "state": state,
+            "learning_rate": config.optimizer.learning_rate,
+            **figures,
+        }
+        unknown = known.keys() - set(_SUMMARY_KEYS)
+        assert not unknown, unknown
+        summary = {key: known.get(key) for key in _SUMMARY_KEYS}
+        write_json(self.path / "summary.json", summary)
+        return summary
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._append("metrics.jsonl", {"step": step, **metrics})
+
+    def append_timing(self, step: int, figures: Mapping[str, float]) -> None:
+        self._append("timing.jsonl", {"step": step, **figures})
+
+    def _append(self, name: str, value: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json_line(value))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line that was cut off is left out."""
+        return self._lines("metrics.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
+        if not path.exists():
+            return []
+        whole = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [json.loads(line) for line in whole]
+
+    def rewind(self, step: int) -> None:
+        """Cuts metrics.jsonl and timing.jsonl back to a step: what came after will be written again."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            kept = [line for line in self._lines(name) if line["step"] <= step]
+            if kept or (self.path / name).exists():
+                write_atomically(self.path / name, "".join(map(json_line, kept)))

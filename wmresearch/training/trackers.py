@@ -1,0 +1,273 @@
+"""Trackers: who is told about a run while it trains, besides its own directory.
+
+The run directory is the truth and a tracker its mirror. So a tracker never stops a run and never makes it wait: it
+works on a thread of its own, and where it fails it says so once and falls silent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from wmresearch.config.training import WandbConfig
+
+_LOGGER = logging.getLogger(__name__)
+
+_TAG_LENGTH = 64
+"""W&B refuses a run with a longer tag."""
+
+_SET_UP = threading.Lock()
+
+_ENVIRONMENT_MODES = {
+    "online": "online",
+    "run": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+
+
+class Tracker(Protocol):
+    """Mirrors one run. Neither method raises because of the tracker's own troubles."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics at an optimizer step; several calls for one step, and steps out of order, are allowed."""
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """The run has ended with this summary (plain data, None allowed). Call it last, once, also after a failure."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a tracker is told about a run when it starts."""
+
+    run_id: str
+    name: str
+    """For people: arm and seed."""
+    group: str | None
+    """The sweep."""
+    job_type: str
+    """What the run is for: its role in the sweep."""
+    tags: tuple[str, ...]
+    """Cut to 64 characters, W&B's limit."""
+    notes: str
+    config: dict[str, Any]
+    """The whole run config, as nested plain data."""
+
+
+class NoTracker:
+    """Tells nobody."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        del step, metrics
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        del summary, exit_code
+
+
+def make_tracker(
+    config: WandbConfig,
+    identity: RunIdentity,
+    directory: Path,
+    *,
+    warn: Callable[[str], None] = _LOGGER.warning,
+    patience_seconds: float = 20.0,
+) -> Tracker:
+    """The tracker that `config.mode` asks for.
+
+    Who decides, first to last: a mode other than `auto` in the config; the environment's WANDB_MODE; the user's wandb
+    settings file; then online where an API key or identity token is found (environment, netrc, settings; nobody is
+    asked and no network is used), else offline.
+
+    W&B's files go to `directory/wandb/`. Each call begins the run's records anew, so whoever resumes a run logs its
+    earlier metrics again. One process may hold several trackers, at once or one after another.
+
+    `warn` may be called from the tracker's thread: once if a run that should be online is recorded offline, once if W&B
+    fails later. `patience_seconds` is how long W&B may take to answer at the start, while the run trains, and to take
+    the last data in `finish`.
+    """
+    mode = requested_mode(config.mode, os.environ)
+    if mode == "disabled":
+        return NoTracker()
+    return WandbTracker(config, mode, identity, directory, warn, patience_seconds)
+
+
+def requested_mode(configured: str, environment: Mapping[str, str]) -> str:
+    """`auto`, `online`, `offline` or `disabled`: the config's, or for `auto` WANDB_MODE's where that is one of them."""
+    if configured != "auto":
+        return configured
+    return _ENVIRONMENT_MODES.get(environment.get("WANDB_MODE", ""), "auto")
+
+
+class WandbTracker:
+    """One wandb run, its metrics on the axis `step`, its work done in order by one thread."""
+
+    def __init__(
+        self,
+        config: WandbConfig,
+        mode: str,
+        identity: RunIdentity,
+        directory: Path,
+        warn: Callable[[str], None],
+        patience_seconds: float,
+    ) -> None:
+        # Else wandb reports on itself to its server, offline too, and a process without network ends late.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # Here and not on the thread: two threads that import at once may see half-imported modules.
+        import wandb
+        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
+
+        self._wandb = wandb
+        self._failures = (wandb.Error, OSError, ValueError, HandleAbandonedError, MailboxClosedError)
+        self._config, self._identity = config, identity
+        self._directory = directory.resolve()
+        self._warn, self._patience = warn, patience_seconds
+        self._run: Any = None
+        self._failed = False
+        self._jobs: deque[Future[None]] = deque()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wandb")
+        self._submit("start", lambda: self._start(mode))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {key: float(value) for key, value in metrics.items()}
+        row["step"] = int(step)
+        self._submit("log", lambda: self._run.log(row))
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Also waits for what is still to be written or uploaded, at most twice `patience_seconds`."""
+        plain = dict(summary)
+
+        def end() -> None:
+            self._run.summary.update(plain)
+            self._run.finish(exit_code=exit_code)
+
+        self._submit("finish", end)
+        self._worker.shutdown()
+        atexit.unregister(self._abandon)
+        for job in self._jobs:
+            job.result()
+
+    def _submit(self, action: str, job: Callable[[], None]) -> None:
+        """Have the thread do a job. A job's unexpected error, a mistake in this file, is kept for `finish` to raise."""
+        while self._jobs and self._jobs[0].done() and self._jobs[0].exception() is None:
+            self._jobs.popleft()
+        self._jobs.append(self._worker.submit(self._guard, action, job))
+
+    def _guard(self, action: str, job: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            job()
+        except self._failures as error:
+            self._failed = True
+            self._warn(
+                f"W&B run {self._identity.run_id}: {action} failed ({_one_line(error)}). The run goes on without W&B; "
+                f"its own files in {self._directory} miss nothing, and {self._directory / 'wandb'} holds what was "
+                "recorded for W&B until now."
+            )
+
+    def _start(self, mode: str) -> None:
+        # wandb goes to the system's temporary folder, silently, where it cannot write.
+        folder = self._directory / "wandb"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._set_up()
+        trouble = None
+        before = set(folder.iterdir())
+        try:
+            if self._logged_in(mode):
+                self._run = self._init("online")
+            elif mode == "online":
+                trouble = "the mode is online, but no API key was found (`wandb login` stores one)"
+        except self._wandb.Error as error:
+            trouble = f"W&B cannot be reached or refused ({_one_line(error)})"
+            for entry in set(folder.glob(f"run-*-{self._identity.run_id}")) - before:
+                shutil.rmtree(entry, ignore_errors=True)
+        if self._run is None:
+            self._run = self._init("offline")
+        atexit.register(self._abandon)  # after wandb's own, so that it runs before
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if trouble is not None:
+            self._warn(
+                f"W&B run {self._identity.run_id}: {trouble}. It is recorded offline; upload it later with "
+                f"`wandb sync {self._run.settings.sync_dir}`."
+            )
+
+    def _set_up(self) -> None:
+        """Start wandb's own process, which is shared by all runs of this one."""
+        with _SET_UP:
+            exit_function, exception_hook = sys.exit, sys.excepthook
+            self._session = self._wandb.setup(self._wandb.Settings(**_QUIET))
+            self._session.ensure_service()
+            # wandb replaces both for good, and its hook prints a traceback that another library's prints again.
+            sys.exit, sys.excepthook = exit_function, exception_hook
+
+    def _logged_in(self, mode: str) -> bool:
+        """Whether to go online: that is wanted and there are credentials."""
+        from wandb.sdk.lib import wbauth  # the public wandb.login() would ask at a terminal
+
+        settings = self._session.settings
+        if mode == "offline" or (mode == "auto" and settings.mode != "online"):
+            return False
+        host, source = settings.base_url, "wmresearch"
+        return wbauth.authenticate_session(host=host, source=source, prompt=False, update_session=False) is not None
+
+    def _init(self, mode: str) -> Any:
+        identity = self._identity
+        return self._wandb.init(
+            mode=mode,  # type: ignore[arg-type]
+            project=self._config.project,
+            entity=self._config.entity,
+            dir=self._directory,
+            id=identity.run_id,
+            name=identity.name,
+            group=identity.group,
+            job_type=identity.job_type,
+            tags=[tag[:_TAG_LENGTH] for tag in identity.tags if tag],
+            notes=identity.notes,
+            config=identity.config,
+            reinit="create_new",  # other runs of this process are left alone
+            settings=self._wandb.Settings(
+                **_QUIET,
+                use_dot_wandb=False,
+                init_timeout=self._patience,
+                finish_timeout=self._patience,
+                finish_timeout_raises=True,
+                x_transaction_log_flush_interval=5.0,  # all that a killed machine loses
+            ),
+        )
+
+    def _abandon(self) -> None:
+        """The process ends and nobody called `finish`: W&B is told that the run failed."""
+        if self._run is not None and not self._failed:
+            self._guard("finish", lambda: self._run.finish(exit_code=1))
+
+
+_QUIET: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    # What a run was made from is in its manifest: asking git and the machine again costs time, sampling costs cores.
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "disable_job_creation": True,
+    "label_disable": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
