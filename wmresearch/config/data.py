@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from wmresearch.config.base import AllowList, Check, Config, NameAsKind
+from wmresearch.config.base import AllowList, Check, Config, NameAsKind, wrong
+from wmresearch.config.problems import nearest
 
 
 class StdlibCorpus(Config):
@@ -18,25 +19,33 @@ class StdlibCorpus(Config):
     """`small` is about 2 MB of it, for first steps."""
 
 
+PathText = Annotated[str, Field(min_length=1)]
+
+
 class TextFiles(Config):
-    """The user's own text, UTF-8: one path that is split, or one for each split."""
+    """The user's own text, UTF-8: one path that is split, or one for each split.
+
+    Relative paths start at the folder of the file that gives them, or at the current folder on the command line.
+    """
 
     kind: Literal["text"] = "text"
-    path: str | None = None
+    path: PathText | None = None
     """A file, folder or glob, split by `data.split` in contiguous parts."""
-    train: str | None = None
-    validation: str | None = None
-    test: str | None = None
+    train: PathText | None = None
+    validation: PathText | None = None
+    test: PathText | None = None
 
     def checks(self) -> Iterator[Check]:
-        separate = self.train is not None or self.validation is not None or self.test is not None
+        each = ("train", "validation", "test")
+        separate = any(getattr(self, name) is not None for name in each)
         if self.path is None and not separate:
-            yield Check("path", "a file, folder or glob (or train and validation, each its own)")
+            hint = "on the command line: data.corpus.path=PATH"
+            yield Check("path", "a file, folder or glob (or train and validation, each its own)", each, hint)
         if self.path is not None and separate:
-            yield Check("path", "either path, or train and validation (and test), not both")
-        if separate and (self.train is None or self.validation is None):
-            missing = "train" if self.train is None else "validation"
-            yield Check(missing, "a file, folder or glob beside the other splits")
+            yield Check("path", "either path, or train and validation (and test), not both", each)
+        for name in ("train", "validation"):
+            if separate and getattr(self, name) is None:
+                yield Check(name, "a file, folder or glob beside the other splits", each)
 
 
 class TfdsText(Config):
@@ -51,9 +60,15 @@ class TfdsText(Config):
 
 
 def _corpus_shorthand(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("stdlib/"):
-        return {"kind": "stdlib", "size": value.removeprefix("stdlib/")}
-    return value
+    """`stdlib/small` → `{kind: stdlib, size: small}`, also as the `kind` of a mapping."""
+    kind = value.get("kind") if isinstance(value, dict) else value
+    if not isinstance(kind, str) or not kind.startswith("stdlib/"):
+        return value
+    names = [f"stdlib/{size}" for size in get_args(StdlibCorpus.model_fields["size"].annotation)]
+    if kind not in names:
+        raise wrong(" or ".join(names), nearest(kind, names))
+    rest = value if isinstance(value, dict) else {}
+    return {"size": kind.removeprefix("stdlib/"), **rest, "kind": "stdlib"}
 
 
 Corpus = Annotated[
@@ -95,5 +110,9 @@ class DataConfig(Config):
     """Shares of train, validation and (where given) test."""
 
     def checks(self) -> Iterator[Check]:
-        if len(self.split) not in (2, 3) or any(share <= 0 for share in self.split) or abs(sum(self.split) - 1) > 1e-9:
+        if (
+            len(self.split) not in (2, 3)
+            or any(share <= 0 for share in self.split)
+            or not abs(sum(self.split) - 1) <= 1e-9
+        ):
             yield Check("split", "two or three positive shares that sum to 1, for example [0.9, 0.05, 0.05]")

@@ -1,147 +1,31 @@
-"""Reads run and sweep files, applies dotted overrides, and keeps track of where each value came from."""
+"""Reads run and sweep files, with overrides on top, into configs; or says everything that is wrong with them."""
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wmresearch.config import yaml_text
 from wmresearch.config.data import TextFiles
+from wmresearch.config.draft import (
+    COMMAND_LINE,
+    Draft,
+    Origin,
+    find_file,
+    missing_file,
+    parse_override,
+    parse_overrides,
+    read_draft,
+)
 from wmresearch.config.presets import find_config
 from wmresearch.config.problems import ConfigError, Problem, nearest
 from wmresearch.config.run import RunConfig
 from wmresearch.config.sweep import SweepConfig
-from wmresearch.config.validation import shown, validate
+from wmresearch.config.validation import Examined, examine, shown, validate
 
-COMMAND_LINE = "command line"
-
-
-@dataclass
-class _Draft:
-    """Plain data of a run config, and for each dotted path that was set after the file was read, by whom."""
-
-    data: dict[str, Any]
-    source: str
-    set_by: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def set(self, path: str, value: Any, source: str, shown_path: str) -> None:
-        """Sets a dotted key. Mappings merge key by key, except those with a `kind`, which replace what was there."""
-        keys = path.split(".")
-        target = self.data
-        for key in keys[:-1]:
-            if not isinstance(target.get(key), dict):
-                target[key] = {"kind": target[key]} if isinstance(target.get(key), str) else {}
-            target = target[key]
-        last = keys[-1]
-        old = target.get(last)
-        if last == "kind" and old != value:
-            target.clear()  # the other keys belonged to the old kind
-        if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
-            for key, item in value.items():
-                self.set(f"{path}.{key}", item, source, f"{shown_path}.{key}")
-            return
-        target[last] = copy.deepcopy(value)
-        self.set_by[path] = (source, shown_path)
-
-    def place(self, path: str) -> tuple[str, str]:
-        """Where the value at a dotted path came from: source, and its path there."""
-        best = max((p for p in self.set_by if path == p or path.startswith(p + ".")), key=len, default=None)
-        if best is None:
-            return self.source, path
-        source, shown_path = self.set_by[best]
-        return source, shown_path + path[len(best) :]
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`key.path=value` → (path, value), the value read as YAML.
-
-    Raises:
-        ConfigError: there is no `=`, or the value is no YAML.
-    """
-    path, equals, value = text.partition("=")
-    path = path.strip()
-    if not equals or not path or not all(path.split(".")):
-        raise ConfigError([Problem(COMMAND_LINE, "", text, "key=value, for example optimizer.learning_rate=3e-3")])
-    return path, yaml_text.parse(value, f"{COMMAND_LINE}: {path}")
-
-
-def _parse_overrides(texts: Iterable[str], problems: list[Problem]) -> list[tuple[str, Any]]:
-    parsed: list[tuple[str, Any]] = []
-    for text in texts:
-        try:
-            parsed.append(parse_override(text))
-        except ConfigError as error:
-            problems.extend(error.problems)
-    # a change of kind empties its mapping, so it goes before the keys of the new kind
-    return sorted(parsed, key=lambda item: not item[0].endswith(".kind"))
-
-
-def load_run(path_or_preset: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run config in a YAML file (or preset), with `key=value` overrides on top.
-
-    Raises:
-        ConfigError: with every problem in file and overrides.
-    """
-    path = find_config(path_or_preset)
-    draft = _draft(path)
-    problems: list[Problem] = []
-    for key, value in _parse_overrides(overrides, problems):
-        draft.set(key, value, COMMAND_LINE, key)
-    return _finish(draft, path.parent, problems)
-
-
-def parse_run(data: Any, source: str) -> RunConfig:
-    """A run config from plain data, as kept in a run directory (its paths are absolute)."""
-    return validate(RunConfig, data, _Draft(data, source).place)
-
-
-def _draft(path: Path) -> _Draft:
-    data = yaml_text.read(path)
-    if not isinstance(data, dict):
-        raise ConfigError([Problem(str(path), "", shown(data), "a mapping of keys to values")])
-    return _Draft(data, str(path))
-
-
-def _finish(draft: _Draft, folder: Path, problems: list[Problem]) -> RunConfig:
-    config: RunConfig | None = None
-    try:
-        config = validate(RunConfig, draft.data, draft.place)
-        config, missing = _with_found_files(config, draft, folder)
-        problems = [*problems, *missing]
-    except ConfigError as error:
-        problems = [*problems, *error.problems]
-    if problems or config is None:
-        raise ConfigError(problems)
-    return config
-
-
-def _with_found_files(config: RunConfig, draft: _Draft, folder: Path) -> tuple[RunConfig, list[Problem]]:
-    """Makes a text corpus' paths absolute: from the config file's folder, or from here if given on the command line."""
-    corpus = config.data.corpus
-    if not isinstance(corpus, TextFiles):
-        return config, []
-    found: dict[str, str] = {}
-    problems: list[Problem] = []
-    for name in ("path", "train", "validation", "test"):
-        text = getattr(corpus, name)
-        if text is None:
-            continue
-        source, shown_path = draft.place(f"data.corpus.{name}")
-        start = Path.cwd() if source == COMMAND_LINE else folder
-        absolute = start / Path(text).expanduser()
-        found[name] = str(absolute.absolute())
-        is_glob = any(char in text for char in "*?[")
-        if not absolute.exists() and not (is_glob and next(iter(start.glob(text)), None) if not Path(text).is_absolute()
-                                          else is_glob):
-            siblings = [p.name for p in absolute.parent.iterdir()] if absolute.parent.is_dir() else []
-            hint = f"looked at {absolute}" + (f"; {nearest(absolute.name, siblings)}" if siblings[:20] else "")
-            problems.append(Problem(source, shown_path, text, "a file, folder or glob that exists", hint))
-    data = config.data.model_copy(update={"corpus": corpus.model_copy(update=found)})
-    return config.model_copy(update={"data": data}), problems
+__all__ = ["COMMAND_LINE", "ArmRun", "grid_points", "load_run", "load_sweep", "parse_override", "parse_run"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +38,33 @@ class ArmRun:
     config: RunConfig
 
 
+def load_run(path_or_preset: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run config in a YAML file (or preset), with `key=value` overrides on top.
+
+    Raises:
+        ConfigError: with every problem in file and overrides.
+    """
+    draft = read_draft(find_config(path_or_preset))
+    if "arms" in draft.data and "model" not in draft.data:
+        raise ConfigError([Problem(draft.source, "", "", "a run config, and this is a sweep", "try `wm sweep`")])
+    problems: list[Problem] = []
+    for key, value in parse_overrides(overrides, problems):
+        draft.set(key, value, Origin(COMMAND_LINE))
+    config, found = _examined(draft)
+    if problems or found or config is None:
+        raise ConfigError([*problems, *found])
+    return config
+
+
+def parse_run(data: Any, source: str) -> RunConfig:
+    """A run config from plain data, as kept in a run directory (its paths are absolute).
+
+    Raises:
+        ConfigError: with every problem in the data.
+    """
+    return validate(RunConfig, data, Draft({}, source).place)
+
+
 def load_sweep(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tuple[SweepConfig, list[ArmRun]]:
     """A sweep file and its runs: arms × grid × seeds, in that order.
 
@@ -163,48 +74,28 @@ def load_sweep(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tuple
     Raises:
         ConfigError: with every problem in the sweep file, the base config, every arm and the overrides.
     """
-    path = find_config(path_or_name)
-    sweep_draft = _draft(path)
+    draft = read_draft(find_config(path_or_name, sweeps=True))
+    if "model" in draft.data and "arms" not in draft.data:
+        raise ConfigError([Problem(draft.source, "", "", "a sweep, and this is a run config", "try `wm train`")])
     problems: list[Problem] = []
-    base_overrides: list[tuple[str, Any]] = []
-    for key, value in _parse_overrides(overrides, problems):
-        first, _, rest = key.partition(".")
-        if first not in SweepConfig.model_fields:
-            base_overrides.append((key, value))
-        elif first == "grid" and rest:
-            grid = sweep_draft.data.get("grid")
-            sweep_draft.data["grid"] = (grid if isinstance(grid, dict) else {}) | {rest: value}
-            sweep_draft.set_by[key] = (COMMAND_LINE, key)
-        else:
-            sweep_draft.set(key, value, COMMAND_LINE, key)
-    sweep: SweepConfig | None = None
-    try:
-        sweep = validate(SweepConfig, sweep_draft.data, sweep_draft.place)
-        base_path = _base_path(sweep, sweep_draft, path)
-        base = _draft(base_path)
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    for key, value in base_overrides:
-        if key == "seed":
-            problems.append(Problem(COMMAND_LINE, key, shown(value), "seeds=[…]: a sweep lists its seeds"))
-        base.set(key, value, COMMAND_LINE, key)
-    problems += _conflicts(sweep, [key for key, _ in base_overrides], str(path))
+    base_overrides = _apply_to_sweep(draft, parse_overrides(overrides, problems), problems)
+    examined = examine(SweepConfig, draft.data, draft.place)
+    problems += examined.problems
+    sweep = examined.config
+    base: Draft | None = None
+    if sweep is not None and examined.is_sound("base"):
+        try:
+            base = _base_draft(draft, sweep.base)
+        except ConfigError as error:
+            problems += error.problems
     runs: list[ArmRun] = []
-    for arm, changes in sweep.arms.items():
-        for settings in grid_points(sweep):
-            draft = copy.deepcopy(base)
-            for key, value in changes.items():
-                draft.set(key, value, str(path), f"arms.{arm}.{key}")
-            for key, value in settings.items():
-                draft.set(key, value, str(path), f"grid.{key}")
-            draft.data["seed"] = sweep.seeds[0]
-            try:
-                config = _finish(draft, base_path.parent, [])
-            except ConfigError as error:
-                problems.extend(error.problems)
-                continue
-            runs += [ArmRun(arm, settings, seed, config.model_copy(update={"seed": seed})) for seed in sweep.seeds]
-    if problems:
+    if sweep is not None:
+        problems += _conflicts(sweep, draft, base_overrides)
+        if base is not None:
+            for key, value in base_overrides.items():
+                base.set(key, value, Origin(COMMAND_LINE))
+            runs = list(_runs(sweep, draft, examined, base, problems))
+    if problems or sweep is None:
         raise ConfigError(problems)
     return sweep, runs
 
@@ -215,33 +106,115 @@ def grid_points(sweep: SweepConfig) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _base_path(sweep: SweepConfig, draft: _Draft, path: Path) -> Path:
-    source, shown_path = draft.place("base")
-    folder = Path.cwd() if source == COMMAND_LINE else path.parent
-    base = folder / Path(sweep.base).expanduser()
-    if not base.is_file():
-        siblings = [p.name for p in base.parent.glob("*.yaml")] if base.parent.is_dir() else []
-        hint = f"looked at {base}" + (f"; {nearest(base.name, siblings)}" if siblings else "")
-        raise ConfigError([Problem(source, shown_path, sweep.base, "the path of a run config, from this file", hint)])
-    return base
+def _examined(draft: Draft) -> tuple[RunConfig | None, list[Problem]]:
+    """The config of a draft, its text files' paths made absolute, and everything that is wrong with it."""
+    examined = examine(RunConfig, draft.data, draft.place)
+    config, problems = examined.config, examined.problems
+    corpus = config.data.corpus if config is not None else None
+    if config is None or not isinstance(corpus, TextFiles):
+        return config, problems
+    found: dict[str, str] = {}
+    missing: list[Problem] = []
+    for name in ("path", "train", "validation", "test"):
+        text, path = getattr(corpus, name), f"data.corpus.{name}"
+        if text is None or not examined.is_sound(*path.split(".")):
+            continue
+        found[name], exists = find_file(draft, path, text)
+        if not exists:
+            missing.append(missing_file(draft, path, text, "a file, folder or glob that exists"))
+    data = config.data.model_copy(update={"corpus": corpus.model_copy(update=found)})
+    return config.model_copy(update={"data": data}), [*problems, *missing]
 
 
-def _conflicts(sweep: SweepConfig, overridden: list[str], source: str) -> list[Problem]:
+def _apply_to_sweep(draft: Draft, overrides: list[tuple[str, Any]], problems: list[Problem]) -> dict[str, Any]:
+    """Applies the overrides that are the sweep's own; the others are returned. Keys in grid and arms hold dots."""
+    rest: dict[str, Any] = {}
+    for key, value in overrides:
+        first, _, inner = key.partition(".")
+        inside = draft.data.get(first)
+        if first in SweepConfig.model_fields:
+            if first in ("grid", "arms") and inner:
+                target = draft.data[first] = inside if isinstance(inside, dict) else {}
+                arm = max((name for name in target if inner.startswith(name + ".")), key=len, default="")
+                if first == "arms" and arm and isinstance(target[arm], dict):
+                    target, inner = target[arm], inner[len(arm) + 1 :]
+                target[inner] = value
+                draft.set_by[key] = Origin(COMMAND_LINE)
+            else:
+                draft.set(key, value, Origin(COMMAND_LINE))
+        elif first not in RunConfig.model_fields:
+            names = [*SweepConfig.model_fields, *RunConfig.model_fields]
+            problems.append(
+                Problem(COMMAND_LINE, key, shown(value), "a key of the sweep or of its base", nearest(first, names))
+            )
+        elif first == "seed":
+            problems.append(Problem(COMMAND_LINE, key, shown(value), "seeds=[…]: a sweep lists its seeds"))
+        else:
+            rest[key] = value
+    return rest
+
+
+def _base_draft(draft: Draft, text: str) -> Draft:
+    path, _ = find_file(draft, "base", text)
+    if not Path(path).is_file():
+        raise ConfigError([missing_file(draft, "base", text, "the path of a run config, from this file")])
+    return read_draft(Path(path))
+
+
+def _runs(
+    sweep: SweepConfig, draft: Draft, examined: Examined[SweepConfig], base: Draft, problems: list[Problem]
+) -> Iterator[ArmRun]:
+    """The runs, as far as they can be made; what is wrong with them goes to `problems`."""
+    grid = {key: values for key, values in (sweep.grid or {}).items() if examined.is_sound("grid", key)}
+    if any(problem.path == "grid" for problem in examined.problems):
+        grid = {}  # not a grid, or one too large to go over
+    arms = {arm: changes for arm, changes in sweep.arms.items() if examined.is_sound("arms", arm)}
+    for (arm, changes), point in itertools.product(
+        arms.items(), itertools.product(*(enumerate(v) for v in grid.values()))
+    ):
+        changed = base.copy()
+        for key, value in changes.items():
+            source, place = draft.place(f"arms.{arm}.{key}")
+            changed.set(key, value, Origin(source, place.removesuffix(key)))
+        for key, (index, value) in zip(grid, point, strict=True):
+            source, place = draft.place(f"grid.{key}")
+            changed.set(key, value, Origin(source, place.removesuffix(key), f".{index}"))
+        changed.data["seed"] = sweep.seeds[0]
+        config, found = _examined(changed)
+        problems.extend(found)
+        if config is None or found:
+            continue
+        settings = {key: value for key, (_, value) in zip(grid, point, strict=True)}
+        for seed in sweep.seeds:
+            yield ArmRun(arm, settings, seed, config.model_copy(update={"seed": seed}))
+
+
+def _conflicts(sweep: SweepConfig, draft: Draft, overridden: dict[str, Any]) -> list[Problem]:
     """Keys that two of grid, an arm, the sweep itself and the command line set: one of them would be lost."""
     problems: list[Problem] = []
-    overlap = lambda a, b: a == b or a.startswith(b + ".") or b.startswith(a + ".")  # noqa: E731
-    for key in sweep.grid or {}:
-        for other in (k for k in overridden if overlap(k, key)):
-            problems.append(Problem(COMMAND_LINE, other, "", f"grid.{key}=[…]: the sweep's grid sets this key"))
-        if overlap(key, "seed"):
-            problems.append(Problem(source, f"grid.{key}", "", "seeds: […] beside the grid"))
+
+    def add(path: str, expected: str, value: Any) -> None:
+        problems.append(Problem(*draft.place(path), shown(value), expected))
+
+    def overlapping(keys: Any, key: str) -> list[str]:
+        return [other for other in keys if other == key or other.startswith(key + ".") or key.startswith(other + ".")]
+
+    grid = sweep.grid or {}
+    for key, values in grid.items():
+        if overlapping(["seed"], key):
+            add(f"grid.{key}", "seeds: […] beside the grid", values)
+        for other in overlapping([k for k in grid if k != key], key):
+            add(f"grid.{key}", f"a key apart from the grid's {other}: one of the two would be lost", values)
+        for other in overlapping(overridden, key):
+            expected = f"grid.{key}=[…]: the sweep's grid sets this key"
+            problems.append(Problem(COMMAND_LINE, other, shown(overridden[other]), expected))
     for arm, changes in sweep.arms.items():
-        for key in changes:
-            if overlap(key, "seed"):
-                problems.append(Problem(source, f"arms.{arm}.{key}", "", "seeds: […] beside the arms"))
-            for other in (k for k in sweep.grid or {} if overlap(k, key)):
-                problems.append(Problem(source, f"arms.{arm}.{key}", "", f"a key that the grid does not set ({other})"))
-            for other in (k for k in overridden if overlap(k, key)):
+        for key, value in changes.items():
+            if overlapping(["seed"], key):
+                add(f"arms.{arm}.{key}", "seeds: […] beside the arms", value)
+            for other in overlapping(grid, key):
+                add(f"arms.{arm}.{key}", f"a key that the grid does not set ({other})", value)
+            for other in overlapping(overridden, key):
                 expected = f"a key that no arm sets: arm '{arm}' sets {key}, so this would be lost"
-                problems.append(Problem(COMMAND_LINE, other, "", expected))
+                problems.append(Problem(COMMAND_LINE, other, shown(overridden[other]), expected))
     return problems

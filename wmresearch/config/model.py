@@ -84,24 +84,38 @@ class ModelConfig(Config):
             return self.d_mlp
         return -(-8 * self.d_model // (3 * 32)) * 32 if self.mlp == "swiglu" else 4 * self.d_model
 
+    @property
+    def residual_std(self) -> float:
+        """Initial standard deviation of the maps that write to the residual stream (two in each layer)."""
+        return float(self.init_std / (2 * self.n_layers) ** 0.5)
+
     def checks(self) -> Iterator[Check]:
         d, h = self.d_model, self.n_heads
         if self.d_head is None and d % h:
-            fitting = ", ".join(str(n) for n in range(1, d + 1) if d % n == 0)
             yield Check(
-                "d_model", f"a multiple of n_heads = {h} (or give d_head)", ("n_heads", "d_head"),
-                f"n_heads that divide {d}: {fitting}; nearest d_model: {d - d % h or h} or {d + h - d % h}",
-            )  # fmt: skip
+                "d_model",
+                f"a multiple of n_heads = {h} (or give d_head)",
+                ("n_heads", "d_head"),
+                f"n_heads that divide {d}: {_divisors(d, near=h)}; nearest d_model: {d - d % h or h}, {d + h - d % h}",
+            )
         elif isinstance(self.positions, RotaryPositions) and self.head_width % 2:
             yield Check(
-                "positions.kind", f"an even d_head for rope, and it is {self.head_width}",
+                "positions.kind",
+                f"another kind, or an even d_head for rope: it is {self.head_width}",
                 ("d_model", "n_heads", "d_head", "positions"),
-            )  # fmt: skip
+            )
         if h % self.kv_heads:
-            fitting = ", ".join(str(n) for n in range(1, h + 1) if h % n == 0)
-            yield Check("n_kv_heads", f"a divisor of n_heads = {h}: {fitting}", ("n_heads",))
+            yield Check("n_kv_heads", f"a divisor of n_heads = {h}: {_divisors(h, near=self.kv_heads)}", ("n_heads",))
         if isinstance(self.head_output, FactorizedConfig) and self.head_output.rank > d:
             yield Check(
-                "head_output.rank", f"a rank from 1 to d_model = {d}", ("d_model",),
+                "head_output.rank",
+                f"a rank from 1 to d_model = {d}",
+                ("d_model",),
                 "a d × d map has rank at most d",
-            )  # fmt: skip
+            )
+
+
+def _divisors(number: int, near: int) -> str:
+    """The divisors nearest to a number, up to eight; of a huge number only small ones are sought."""
+    found = [n for n in range(1, min(number, 100_000) + 1) if number % n == 0]
+    return ", ".join(map(str, sorted(sorted(found, key=lambda n: abs(n - near))[:8])))

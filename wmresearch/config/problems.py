@@ -24,7 +24,8 @@ class Problem:
     def __str__(self) -> str:
         where = f"{self.source}: {self.path}" if self.path else self.source
         found = f" = {self.value}" if self.value else ""
-        return f"{where}{found}\n    expected {self.expected}" + (f"\n    {self.hint}" if self.hint else "")
+        text = f"{where}{found}\n    expected {self.expected}" + (f"\n    {self.hint}" if self.hint else "")
+        return text.encode("utf-8", "backslashreplace").decode()  # bytes of the command line that are no UTF-8
 
 
 class ConfigError(Exception):
@@ -36,9 +37,10 @@ class ConfigError(Exception):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """"did you mean 'x'?" for the closest of the valid names, else the list of them all."""
+    """A hint, "did you mean 'x'?", for the closest of the valid names, else the list of them all."""
     names = list(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    folded = {valid_name.casefold().replace("-", "_"): valid_name for valid_name in names}
+    close = difflib.get_close_matches(name[:100].casefold().replace("-", "_"), folded, n=1, cutoff=0.6)
     if close:
-        return f"did you mean '{close[0]}'?"
+        return f"did you mean '{folded[close[0]]}'?"
     return f"valid names: {', '.join(names)}" if names else ""

@@ -1,6 +1,6 @@
 """JSON schemas of run and sweep files, for editors that complete and check YAML.
 
-    python -m wmresearch.config.schema configs/schema
+python -m wmresearch.config.schema configs/schema
 """
 
 from __future__ import annotations
@@ -10,17 +10,39 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
+
 from wmresearch.config.run import RunConfig
 from wmresearch.config.sweep import SweepConfig
+
+_REF = "#/$defs/"
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name → JSON schema."""
-    return {"run.json": _schema(RunConfig), "sweep.json": _schema(SweepConfig)}
+    return {"run.json": run_schema(), "sweep.json": sweep_schema()}
 
 
-def _schema(config_class: type[RunConfig] | type[SweepConfig]) -> dict[str, Any]:
-    schema = _with_names(config_class.model_json_schema())
+def run_schema() -> dict[str, Any]:
+    """The JSON schema of a run config."""
+    return _headed(_with_names(RunConfig.model_json_schema()))
+
+
+def sweep_schema() -> dict[str, Any]:
+    """The JSON schema of a sweep, in which the keys of arms and grid are the dotted paths of a run config."""
+    _, both = models_json_schema([(RunConfig, "validation"), (SweepConfig, "validation")])
+    definitions = _with_names(both)["$defs"]
+    sweep = definitions.pop("SweepConfig")
+    keys = _dotted(definitions["RunConfig"], definitions)
+    arms, grid = sweep["properties"]["arms"], sweep["properties"]["grid"]["anyOf"][0]
+    arms["additionalProperties"] = {"type": "object", "properties": keys, "additionalProperties": False}
+    lists = {key: {"type": "array", "items": schema, "minItems": 1} for key, schema in keys.items()}
+    grid |= {"properties": lists, "additionalProperties": False}
+    used = _used(sweep, definitions)
+    return _headed(sweep | {"$defs": {name: schema for name, schema in definitions.items() if name in used}})
+
+
+def _headed(schema: dict[str, Any]) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
@@ -37,6 +59,48 @@ def _with_names(node: Any) -> Any:
             names += ["stdlib/full", "stdlib/small"]
         node["anyOf"] = [*node.pop("oneOf"), {"enum": names}]
     return node
+
+
+def _dotted(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted path → schema, for every entry of a config. What several kinds share is the first one's.
+
+    A mapping without a `kind` is merged into what the base has, so nothing in it is required.
+    """
+    out: dict[str, Any] = {}
+    for name, entry in schema.get("properties", {}).items():
+        path = prefix + name
+        members = [definitions[option["$ref"].removeprefix(_REF)] for option in _options(entry) if "$ref" in option]
+        inner: dict[str, Any] = {}
+        for member in members:
+            inner = _dotted(member, definitions, path + ".") | inner
+        kinds = [member["properties"]["kind"]["const"] for member in members if "kind" in member.get("properties", {})]
+        if kinds:
+            inner[path + ".kind"] = {"enum": kinds}
+        merged = bool(members) and len(members) == len(_options(entry)) and "kind" not in members[0]["properties"]
+        out[path] = {"type": "object", "description": members[0].get("description", "")} if merged else entry
+        out |= inner
+    return out
+
+
+def _options(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(entry.get("anyOf", [entry]))
+
+
+def _used(node: Any, definitions: dict[str, Any]) -> set[str]:
+    """Names of the definitions that a schema refers to, also through others."""
+    names: set[str] = set()
+    waiting = [node]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += item
+        elif isinstance(item, dict):
+            name = str(item.get("$ref", "")).removeprefix(_REF)
+            if name and name not in names:
+                names.add(name)
+                waiting.append(definitions[name])
+            waiting += item.values()
+    return names
 
 
 if __name__ == "__main__":

@@ -1,194 +1,216 @@
-"""From plain data to a config object, or to every problem in the data, each with its place and the nearest valid name."""
+"""From plain data to a config object, or to every problem in the data, each with its place and nearest valid name."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from wmresearch.config.base import Check, Config
+from wmresearch.config import yaml_text
+from wmresearch.config.base import CHECKS_LATER, Check, Config
 from wmresearch.config.problems import ConfigError, Problem, nearest
+from wmresearch.config.types import ABSENT, Step, in_words, is_mapping, kinds, stand_in, steps_to
 
 Path = tuple[str | int, ...]
 Place = Callable[[str], tuple[str, str]]
 """Dotted path in the config → (the file or other source it came from, its dotted path there)."""
 
 C = TypeVar("C", bound=Config)
-_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Examined(Generic[C]):
+    """What could be made of some data: an object with stand-ins for wrong entries, and the problems.
+
+    `config` is None where not even stand-ins helped; `replaced` are the places of the stand-ins.
+    """
+
+    config: C | None
+    problems: list[Problem]
+    replaced: frozenset[Path]
+
+    def is_sound(self, *path: str) -> bool:
+        """Whether the entry at a path, and all in it, is the user's own."""
+        return not any(_overlap(path, gone) for gone in self.replaced)
 
 
 def validate(config_class: type[C], data: Any, place: Place) -> C:
     """A config object from plain data.
 
-    A wrong entry would hide the checks that come after it, so wrong entries are taken out and the rest is validated
-    again until nothing new is found; rules that depend on an entry taken out are not reported.
-
     Raises:
         ConfigError: with every problem in the data.
     """
+    examined = examine(config_class, data, place)
+    if examined.problems or examined.config is None:
+        raise ConfigError(examined.problems)
+    return examined.config
+
+
+def examine(config_class: type[C], data: Any, place: Place) -> Examined[C]:
+    """A config object and every problem in the data.
+
+    A wrong entry would keep the object from being built, and so hide the rules across fields. So each wrong entry is
+    replaced by its default, or by some valid value, until the object stands; then all rules are asked, and those that
+    depend on a replaced entry are passed over.
+    """
     if not isinstance(data, dict):
-        source, _ = place("")
-        raise ConfigError([Problem(source, "", shown(data), "a mapping of keys to values")])
+        value, hint = ("", "there is nothing in it") if data is None else (shown(data), "")
+        problem = Problem(place("")[0], "", value, "a mapping of keys to values", hint)
+        return Examined(None, [problem], frozenset([()]))
     rest = copy.deepcopy(data)
-    problems: dict[tuple[str, str], Problem] = {}
-    removed: set[str] = set()
-    while True:
+    problems: list[Problem] = []
+    replaced: set[Path] = set()
+    config: C | None = None
+    while config is None:
         try:
-            config = config_class.model_validate(rest)
-            break
+            config = config_class.model_validate(rest, context=CHECKS_LATER)
         except ValidationError as error:
-            found = list(_findings(error, config_class, rest))
-        progress = False
-        for path, expected, hint, depends_on in found:
-            dotted = ".".join(map(str, path))
-            if any(_within(other, gone) or _within(gone, other) for other in (dotted, *depends_on) for gone in removed):
-                continue
-            source, shown_path = place(dotted)
-            value = _at(rest, path)
-            text = "" if value is _ABSENT else shown(value)
-            problems.setdefault((dotted, expected), Problem(source, shown_path, text, expected, hint))
-            removed.add(dotted)
-            progress |= _remove(rest, path)
-        if not progress:
-            break
-    if problems:
-        raise ConfigError(problems.values())
-    return config
+            before = frozenset(replaced)
+            found = [(item, _blamed(item, config_class, rest)) for item in error.errors(include_url=False)]
+            wrong_kinds = {_path(steps) for item, steps in found if _is_wrong_kind(item)}
+            for item, steps in found:
+                path = _path(steps)
+                if not any(_overlap(path, gone) for gone in before | (wrong_kinds - {path})):
+                    problems.append(_problem(item, steps, data, place))
+                _replace(rest, steps, replaced)
+            if replaced == before:
+                break
+    for path, owner, check in _broken_rules(config) if config is not None else ():
+        blamed = (*path, *_keys(check.path, owner))
+        depends = [blamed, *((*path, *_keys(name, owner)) for name in check.depends_on)]
+        if any(_starts(other, gone) for gone in replaced for other in depends) or any(
+            _starts(gone, blamed) for gone in replaced
+        ):
+            continue
+        problems.append(_said(blamed, data, place, check.expected, check.hint))
+    return Examined(config, list(dict.fromkeys(problems)), frozenset(replaced))
 
 
 def shown(value: Any) -> str:
     """A value the way a user writes it, cut to one line."""
-    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else (value or "''")
+    if isinstance(value, str):
+        text = value if yaml_text.is_plain(value) and value.isprintable() else json.dumps(value, ensure_ascii=False)
+    elif isinstance(value, float) and not math.isfinite(value):
+        text = yaml_text.write(value).split()[0]
+    else:
+        try:
+            text = json.dumps(value, ensure_ascii=False, default=repr)
+        except (ValueError, RecursionError):
+            text = f"a {type(value).__name__} too large to print"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _within(path: str, prefix: str) -> bool:
-    return path == prefix or path.startswith(prefix + ".")
+def _is_wrong_kind(item: Any) -> bool:
+    return item["type"] == "literal_error" and item["loc"][-1] == "kind"
+
+
+def _blamed(item: Any, config_class: type[Config], data: Any) -> list[Step]:
+    """The steps to the entry that an error is about: what misses an item is a list, what has a wrong kind a mapping."""
+    steps = steps_to(item["loc"], config_class)
+    short = item["type"] == "missing" and isinstance(_at(data, _path(steps[:-1])), list)
+    return steps[:-1] if short or _is_wrong_kind(item) else steps
+
+
+def _path(steps: list[Step]) -> Path:
+    return tuple(step.key for step in steps)
+
+
+def _starts(path: Path, prefix: Path) -> bool:
+    return path[: len(prefix)] == prefix
+
+
+def _overlap(path: Path, other: Path) -> bool:
+    return _starts(path, other) or _starts(other, path)
 
 
 def _at(data: Any, path: Path) -> Any:
     for key in path:
-        try:
+        if isinstance(data, dict):
+            data = data.get(key, ABSENT)
+        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
             data = data[key]
-        except (KeyError, IndexError, TypeError):
-            return _ABSENT
+        else:
+            return ABSENT
     return data
 
 
-def _remove(data: Any, path: Path) -> bool:
-    """Takes out the entry at a path (of a list, the whole list: its other entries would move)."""
-    for depth, key in enumerate(path):
-        if isinstance(data, dict) and key in data and depth < len(path) - 1 and not isinstance(data[key], list):
-            data = data[key]
-        elif isinstance(data, dict):
-            return data.pop(key, _ABSENT) is not _ABSENT
-        else:
-            return False
-    return False
+def _replace(data: dict[str, Any], steps: list[Step], replaced: set[Path]) -> None:
+    """Puts a valid value at the end of the steps; where none can or one does already, a step before."""
+    path = _path(steps)
+    while steps and path in replaced:
+        steps, path = steps[:-1], path[:-1]
+    while steps:
+        step, parent = steps[-1], _at(data, path[:-1])
+        unknown = step.annotation is ABSENT
+        value = ABSENT if unknown or step.has_default else stand_in(step.annotation)
+        if isinstance(parent, dict) and (unknown or step.has_default):
+            parent.pop(step.key, None)
+            break
+        fits = isinstance(parent, dict) or (isinstance(parent, list) and isinstance(step.key, int))
+        if fits and value is not ABSENT:
+            parent[step.key] = value
+            break
+        steps, path = steps[:-1], path[:-1]
+    if path:
+        replaced.add(path)
 
 
-def _findings(
-    error: ValidationError, config_class: type[Config], data: Any
-) -> Iterator[tuple[Path, str, str, tuple[str, ...]]]:
-    for item in error.errors(include_url=False):
-        path, owner = _resolve(item["loc"], config_class, data)
-        context = item.get("ctx", {})
-        if item["type"] == "checks":
-            for check in context["checks"]:
-                yield _from_check(check, path, owner)
-        else:
-            expected, hint = _said(item["type"], item["msg"], context, path, owner)
-            if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
-                path = (*path, "kind")
-            yield path, expected, hint, ()
+def _problem(item: Any, steps: list[Step], data: Any, place: Place) -> Problem:
+    """A pydantic error in the words of a user of the config."""
+    path, kind, context = _path(steps), item["type"], item.get("ctx", {})
+    last = steps[-1]
+    if last.annotation is ABSENT:
+        return _said(path, data, place, "a key that is known here", nearest(str(last.key), last.known))
+    if kind == "wrong":
+        return _said(path, data, place, context["expected"], context["hint"])
+    expected = in_words(last.annotation)
+    if kind == "missing" and _at(data, path) is ABSENT:
+        about = last.description.rstrip(".")
+        return _said(path, data, place, f"{expected}: this key is required" + (f" ({about})" if about else ""))
+    if kind == "finite_number":
+        expected = expected.replace("a number", "a finite number")
+    value = _at(data, path)
+    names = kinds(last.annotation)
+    if (kind == "union_tag_invalid" or _is_wrong_kind(item)) and isinstance(value, dict):
+        path, value = (*path, "kind"), value["kind"]
+        expected = f"one of {', '.join(names)}"
+    return _said(path, data, place, expected, nearest(value, names) if isinstance(value, str) and names else "")
 
 
-def _from_check(check: Check, path: Path, owner: type[BaseModel] | None) -> tuple[Path, str, str, tuple[str, ...]]:
-    names = owner.model_fields if owner else {}
-    first, _, rest = check.path.partition(".")
-    # a dict field's keys hold dots themselves (grid): keep them whole, with a list index after them
-    if first in names and get_origin(_bare(names[first].annotation)) is dict and rest:
+def _said(path: Path, data: Any, place: Place, expected: str, hint: str = "") -> Problem:
+    """A problem at a path; within a shorthand (`corpus: stdlib/small`), at the shorthand."""
+    for length in range(len(path), 0, -1):
+        if isinstance(_at(data, path[: length - 1]), dict | list):
+            break
+    value = _at(data, path[:length])
+    source, shown_path = place(".".join(map(str, path[:length])))
+    return Problem(source, shown_path or "''", "" if value is ABSENT else shown(value), expected, hint)
+
+
+def _broken_rules(value: Any, path: Path = ()) -> Iterator[tuple[Path, type[BaseModel], Check]]:
+    """Each config object's own checks, those within it first."""
+    if isinstance(value, Config):
+        for name in type(value).model_fields:
+            yield from _broken_rules(getattr(value, name), (*path, name))
+        for check in value.checks():
+            yield path, type(value), check
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _broken_rules(item, (*path, key))
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _broken_rules(item, (*path, index))
+
+
+def _keys(dotted: str, owner: type[BaseModel]) -> Path:
+    """A check's dotted path, as keys. Keys of a dict field (`grid`) hold dots themselves: a list index may follow."""
+    first, _, rest = dotted.partition(".")
+    if rest and first in owner.model_fields and is_mapping(owner.model_fields[first].annotation):
         key, _, index = rest.rpartition(".")
-        tail: Path = (first, key, int(index)) if index.isdigit() else (first, rest)
-    else:
-        tail = tuple(int(part) if part.isdigit() else part for part in check.path.split("."))
-    prefix = "".join(f"{part}." for part in path)
-    return (*path, *tail), check.expected, check.hint, tuple(prefix + name for name in check.depends_on)
-
-
-def _said(kind: str, message: str, context: dict[str, Any], path: Path, owner: type[BaseModel] | None) -> tuple[str, str]:
-    """What was expected, and a hint, in words for each of pydantic's error types that a config can give."""
-    if kind == "extra_forbidden":
-        return "no such key here", nearest(str(path[-1]), owner.model_fields if owner else ())
-    if kind == "missing":
-        return f"a value: this key is required{_described(owner, path)}", ""
-    if kind == "union_tag_invalid":
-        valid = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
-        return f"one of {', '.join(valid)}", nearest(context["tag"], valid)
-    if kind == "union_tag_not_found":
-        return "a mapping with a `kind`, or the name of a kind", ""
-    if kind == "literal_error":
-        return f"one of {context['expected'].replace(chr(39), '')}", ""
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return "a mapping of keys to values", ""
-    if kind in ("tuple_type", "list_type"):
-        return "a list", ""
-    if kind in ("too_short", "too_long"):
-        return message[0].lower() + message[1:], ""
-    text = message.removeprefix("Input should be ").removeprefix("Value error, ")
-    return text[0].lower() + text[1:], ""
-
-
-def _described(owner: type[BaseModel] | None, path: Path) -> str:
-    field = owner.model_fields.get(str(path[-1])) if owner else None
-    return f" ({field.description.rstrip('.')})" if field and field.description else ""
-
-
-def _bare(annotation: Any) -> Any:
-    """An annotation without Annotated and without `| None`."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    options = [option for option in get_args(annotation) if option is not type(None)]
-    if type(None) in get_args(annotation) and len(options) == 1:
-        return _bare(options[0])
-    return annotation
-
-
-def _members(annotation: Any) -> list[type[BaseModel]]:
-    """The config classes that an annotation (a class, a union, optional or annotated) admits."""
-    bare = _bare(annotation)
-    if isinstance(bare, type) and issubclass(bare, BaseModel):
-        return [bare]
-    return [member for option in get_args(bare) for member in _members(option)] if get_origin(bare) is not dict else []
-
-
-def _resolve(loc: tuple[str | int, ...], config_class: type[Config], data: Any) -> tuple[Path, type[BaseModel] | None]:
-    """Pydantic's location without the tags of unions, and the class that owns the last key."""
-    path: list[str | int] = []
-    owner: type[BaseModel] | None = config_class
-    within: type[BaseModel] | None = config_class
-    members: list[type[BaseModel]] = []
-    for key in loc:
-        if key == "[key]":
-            continue
-        tagged = next((m for m in members if len(members) > 1 and _kind(m) == key), None)
-        if tagged is not None:
-            owner = within = tagged
-            members = []
-            continue
-        owner = within
-        path.append(key)
-        field = within.model_fields.get(str(key)) if within else None
-        members = _members(field.annotation) if field else []
-        within = members[0] if len(members) == 1 else None
-    if not path or (within is not None and isinstance(_at(data, tuple(path)), dict)):
-        owner = within or owner
-    return tuple(path), owner
-
-
-def _kind(member: type[BaseModel]) -> str | None:
-    field = member.model_fields.get("kind")
-    return field.default if field else None
+        return (first, key, int(index)) if index.isdigit() else (first, rest)
+    return tuple(int(part) if part.isdigit() else part for part in dotted.split("."))

@@ -1,0 +1,60 @@
+# Set-up, checks and the first sweep. `make quickstart` goes from a fresh clone to a table.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UV := UV_PYTHON_DOWNLOADS=never $(BIN)/uv --quiet
+
+.PHONY: quickstart setup lint test schema lock clean
+
+quickstart: setup ## The main job: set up, train the small sweep, print its table
+	$(BIN)/wm sweep configs/sweeps/quickstart.yaml
+	$(BIN)/wm table runs/quickstart
+
+setup: $(STAMP) ## Makes .venv with everything in requirements.lock, and wm in it
+
+# The stamp is older than a lock or pyproject that changed, and goes when .venv goes.
+$(STAMP): requirements.lock requirements.bootstrap.lock pyproject.toml
+	@test -x $(BIN)/python || $(MAKE) --no-print-directory $(VENV)
+	@echo "Installing into $(VENV) (the first time takes a minute or two) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.bootstrap.lock
+	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+	@echo "Ready: $(BIN)/wm --help"
+
+.PHONY: $(VENV)
+$(VENV):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no $(PYTHON). Install Python 3.11, 3.12 or 3.13, or say which: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is $$($(PYTHON) --version), and 3.11 or newer is needed: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+lint: setup ## Style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## Style, types and tests
+	$(BIN)/pytest -n $(WORKERS)
+
+schema: setup ## The JSON schemas that editors read
+	$(BIN)/python -m wmresearch.config.schema configs/schema
+
+# No addresses and no paths: what a lock says must hold on every machine.
+COMPILE := pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links
+
+lock: setup ## Newest versions of everything; commit both files
+	$(UV) $(COMPILE) --extra dev pyproject.toml -o requirements.lock
+	echo uv | $(UV) $(COMPILE) --no-annotate -c requirements.lock - -o requirements.bootstrap.lock
+
+clean: ## What set-up and checks made; runs stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+"""Settings of the whole suite, set in the environment before anything is imported: subprocesses have them too."""
+
+import os
+import shutil
+import tempfile
+
+from hypothesis import settings
+
+_IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+os.environ |= {
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "WANDB_CONSOLE": "off",
+    "WANDB_ERROR_REPORTING": "false",
+}
+os.environ.pop("WANDB_API_KEY", None)
+if not _IN_WORKER:
+    # One cache for all workers of this session, so that a corpus is prepared once; never the user's own.
+    os.environ["WMRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="wmresearch-tests-")
+
+settings.register_profile("suite", deadline=None)  # the first example pays for imports and compilation
+settings.load_profile("suite")
+
+
+def pytest_unconfigure():
+    if not _IN_WORKER:
+        shutil.rmtree(os.environ["WMRESEARCH_CACHE"], ignore_errors=True)
