@@ -18,7 +18,7 @@ setup: $(STAMP) ## Makes .venv with everything in requirements.lock, and wm in i
 
 # The stamp is older than a lock or pyproject that changed, and goes when .venv goes.
 $(STAMP): requirements.lock requirements.bootstrap.lock pyproject.toml
-	@test -x $(BIN)/python || $(MAKE) --no-print-directory $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory $(VENV)
 	@echo "Installing into $(VENV) (the first time takes a minute or two) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.bootstrap.lock
 	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements.lock
