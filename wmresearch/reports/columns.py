@@ -1,0 +1,115 @@
+"""The table as people see it: which columns, what stands in each cell, and the footnotes that make it citable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from wmresearch.reports import numbers
+from wmresearch.reports.rows import Delta, Row, Table
+from wmresearch.reports.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Column:
+    """Header and cells as plain text, before any format's escapes."""
+
+    header: str
+    cell: Callable[[Row], str]
+    numeric: bool = True
+
+
+def columns(table: Table) -> list[Column]:
+    """Columns for people: grid keys that vary, and flags only where a row has one."""
+    shown = [Column("arm", lambda row: row.arm, numeric=False)]
+    shown += [_setting(key, table.varied) for key in table.varied]
+    shown += [
+        Column("validation loss", lambda row: _estimate(row.validation_loss)),
+        Column(f"Δ to {table.baseline}", lambda row: _delta(row.delta, row.n)),
+        Column("p (Holm)", lambda row: numbers.p_value(row.delta.p_holm if row.delta else None)),
+        Column("test loss", lambda row: _estimate(row.test_loss)),
+        Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
+        Column("parameters", lambda row: numbers.whole(row.parameters)),
+        Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
+        Column("cost/token", lambda row: numbers.flops(row.flops_per_token)),
+        Column("tokens/s", lambda row: numbers.rough(row.tokens_per_second)),
+        Column("seeds", lambda row: f"{row.finished}/{row.planned}"),
+    ]
+    if any(row.flags for row in table.rows):
+        shown.append(Column("flags", lambda row: ", ".join(row.flags), numeric=False))
+    return shown
+
+
+def footnotes(table: Table) -> list[str]:
+    """What the numbers mean and what they were made from; then what is missing or odd."""
+    made = table.manifest
+    family = made["comparisons"]
+    notes = [
+        "Losses in nats per token over the whole split, at the last step: mean ± half-width of the 95 % t interval.",
+        *_fixed(table),
+        "Seeds: n finished of planned. The means are over those n; below two there is no interval.",
+        f"Δ: validation loss minus that of {table.baseline} with the same seed and settings; 95 % paired t interval.",
+        f"p: two-sided paired t test, Holm-corrected over the {family} planned comparison{'s' * (family != 1)}.",
+    ]
+    if any(row.diverged for row in table.rows):
+        notes.append("A row with a diverged seed has no p: its mean is over the seeds that survived.")
+    if any("no spread" in row.flags for row in table.rows):
+        notes.append("No spread: the paired differences are all equal, which allows no test.")
+    notes += [
+        "Parameters: all, and the head outputs' own.",
+        "Cost: training FLOPs, forward and backward, that the compiled program makes (masked dense counts as dense).",
+        f"Tokens/s: median over seeds{_on(made['devices'])}.",
+        _made_from(table.sweep, made),
+    ]
+    return notes + list(made["notes"])
+
+
+def setting_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _setting(key: str, varied: tuple[str, ...]) -> Column:
+    """Headed by the key's last word where that is enough to tell it from the others."""
+    last = [other.rpartition(".")[2] for other in varied]
+    name = key.rpartition(".")[2]
+    header = name if last.count(name) == 1 else key
+    return Column(header, lambda row: setting_text(row.settings[key]) if key in row.settings else numbers.DASH)
+
+
+def _fixed(table: Table) -> list[str]:
+    settings = table.rows[0].settings if table.rows else {}
+    fixed = [f"{key} = {setting_text(value)}" for key, value in settings.items() if key not in table.varied]
+    return [f"All at {', '.join(fixed)}."] if fixed else []
+
+
+def _estimate(found: Estimate) -> str:
+    return numbers.plus_minus(found.mean, _half(found.low, found.high))
+
+
+def _delta(delta: Delta | None, n: int) -> str:
+    if delta is None:
+        return "baseline"
+    text = numbers.plus_minus(delta.mean, _half(delta.low, delta.high), signed=True)
+    return f"{text} ({delta.n} pair{'s' * (delta.n != 1)})" if delta.n < n else text
+
+
+def _half(low: float | None, high: float | None) -> float | None:
+    return None if low is None or high is None else (high - low) / 2
+
+
+def _on(devices: list[str]) -> str:
+    return f", on {' and '.join(devices)}" if devices else ""
+
+
+def _made_from(sweep: str, made: dict[str, Any]) -> str:
+    runs = made["runs"]
+    parts = [f"Sweep {sweep}: {runs['finished']} of {runs['planned']} runs finished"]
+    if made["corpus_digest"]:
+        parts.append(f"corpus {made['corpus_digest'][:12]}")
+    if made["commits"]:
+        parts.append(f"commit {', '.join(commit[:12] for commit in made['commits'])}")
+    parts += [f"Python {', '.join(made['python'])}"] if made["python"] else []
+    parts += [f"{name} {', '.join(made['packages'][name])}" for name in ("jax", "flax") if name in made["packages"]]
+    return ", ".join([*parts, f"table by wmresearch {made['wm_version']}."])

@@ -1,0 +1,118 @@
+"""A table as LaTeX with booktabs, escaped so that pdflatex, xelatex and lualatex all compile it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from wmresearch.reports.columns import columns, footnotes
+from wmresearch.reports.rows import Table
+
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "_": r"\_",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "`": r"\textasciigrave{}",
+    "'": r"{'}",  # two would become one closing quote
+    "-": r"{-}",  # two would become a longer dash
+    "*": r"{*}",  # after a line end, a star or a bracket would belong to its command
+    "[": r"{[}",
+    "]": r"{]}",
+    "<": r"\ensuremath{<}",  # these three are other glyphs in TeX's oldest text fonts
+    ">": r"\ensuremath{>}",
+    "|": r"\ensuremath{|}",
+    "±": r"\ensuremath{\pm}",
+    "−": r"\ensuremath{-}",
+    "×": r"\ensuremath{\times}",
+    "·": r"\ensuremath{\cdot}",
+    "≤": r"\ensuremath{\leq}",
+    "≥": r"\ensuremath{\geq}",
+    "→": r"\ensuremath{\rightarrow}",
+    "∞": r"\ensuremath{\infty}",
+    "∑": r"\ensuremath{\sum}",
+    "–": "--",
+    "…": r"\dots{}",
+}
+_CHARACTER = r"\providecommand{\wmchar}[2]{\ifdefined\Uchar#1\else U+#2\fi}"
+"""For a character that pdflatex has no glyph for: itself under the Unicode engines, else its code point."""
+
+
+def to_tex(table: Table) -> str:
+    """A `table*` float, scaled down to the text's width if it is wider; the footnotes as plain lines below it."""
+    shown = columns(table)
+    align = "".join("r" if column.numeric else "l" for column in shown)
+    lines = [" & ".join(escape(column.cell(row)) for column in shown) + r" \\" for row in table.rows]
+    label = re.sub(r"[^A-Za-z0-9]+", "-", table.sweep)
+    body = [
+        r"\begin{table*}",
+        r"\centering",
+        rf"\caption{{Sweep {escape(table.sweep)}}}",
+        rf"\label{{tab:{label}}}",
+        r"\setlength{\tabcolsep}{4pt}",
+        r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\toprule",
+        " & ".join(escape(column.header) for column in shown) + r" \\",
+        r"\midrule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\par\medskip",
+        r"\begin{minipage}{\textwidth}\scriptsize\raggedright",
+        *(escape(note) + r"\par" for note in footnotes(table)),
+        r"\end{minipage}",
+        r"\end{table*}",
+    ]
+    head = ["% needs \\usepackage{booktabs,graphicx}"] + [_CHARACTER] * any(r"\wmchar" in line for line in body)
+    return "\n".join([*head, *body]) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text on one line, as LaTeX prints it literally."""
+    line = "".join(c for c in " ".join(text.split()) if unicodedata.category(c) != "Cc")
+    return "".join(map(_character, line))
+
+
+def _character(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char.isascii() or _is_accented_letter(char):
+        return char
+    return _greek(char) or rf"\wmchar{{{char}}}{{{ord(char):04X}}}"
+
+
+def _is_accented_letter(char: str) -> bool:
+    """A letter of Latin-1 that is an ASCII letter with an accent: TeX composes it in every font."""
+    return ord(char) < 256 and unicodedata.normalize("NFD", char)[0].isascii() and char.isalpha() and char not in "ªº"
+
+
+def _greek(char: str) -> str:
+    r"""`λ` → `\ensuremath{\lambda}`. Capitals that look like Latin ones have no command, and are those letters."""
+    match = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(char, ""))
+    if not match:
+        return ""
+    name = {"LAMDA": "LAMBDA"}.get(match[2], match[2]).lower()
+    if match[1] == "SMALL":
+        return {"omicron": "o", "final": ""}.get(name, rf"\ensuremath{{\{name}}}" if name in _GREEK else "")
+    latin = _LATIN_CAPITALS.get(name)
+    return latin or (rf"\ensuremath{{\{name.capitalize()}}}" if name in _GREEK else "")
+
+
+_GREEK = set(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi "  # noqa: SIM905 (23 words)
+    "pi rho sigma tau upsilon phi chi psi omega".split()
+)
+_LATIN_CAPITALS = dict(
+    zip(
+        ["alpha", "beta", "epsilon", "zeta", "eta", "iota", "kappa", "mu", "nu", "omicron", "rho", "tau", "chi"],
+        "ABEZHIKMNOPTX",
+        strict=True,
+    )
+)

@@ -1,0 +1,88 @@
+"""A table as Markdown, CSV, LaTeX or JSON text. All formats print the same numbers from the same cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+from rich.cells import cell_len
+
+from wmresearch.reports.columns import columns, footnotes
+from wmresearch.reports.latex import to_tex
+from wmresearch.reports.rows import Row, Table
+
+
+def render(table: Table, form: str = "md") -> str:
+    """The table as text that ends with a line break; `form` is a key of `FORMATS`.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"format '{form}': expected one of {', '.join(FORMATS)}")
+    return FORMATS[form](table)
+
+
+def to_json(table: Table) -> str:
+    return json.dumps(table.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """Plain numbers at full precision, one column each; an empty field where there is no number."""
+    out = io.StringIO()
+    records = [_flat(row) for row in table.rows]
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def to_md(table: Table) -> str:
+    """A pipe table that reads well in a terminal, and its footnotes as a list."""
+    shown = columns(table)
+    cells = [[_md(column.header) for column in shown]]
+    cells += [[_md(column.cell(row)) for column in shown] for row in table.rows]
+    widths = [max(3, *map(cell_len, column)) for column in zip(*cells, strict=True)]
+    rules = ["-" * (width - 1) + ":" if c.numeric else "-" * width for c, width in zip(shown, widths, strict=True)]
+    lines = [
+        "| "
+        + " | ".join(_pad(cell, width, c.numeric) for cell, width, c in zip(line, widths, shown, strict=True))
+        + " |"
+        for line in [cells[0], rules, *cells[1:]]
+    ]
+    return "\n".join([*lines, "", *(f"- {_md(note)}" for note in footnotes(table))]) + "\n"
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """One level of keys: `validation_loss_mean`, …; the grid's dotted keys after the arm."""
+    plain = row.to_dict()
+    out: dict[str, Any] = {"arm": plain.pop("arm"), **{k: _field(v) for k, v in plain.pop("settings").items()}}
+    plain["flags"] = "; ".join(plain["flags"])
+    plain["delta"] = plain["delta"] or dict.fromkeys(("n", "mean", "low", "high", "p", "p_holm"))
+    for key, value in plain.items():
+        nested = isinstance(value, dict)
+        out |= {f"{key}_{name}": item for name, item in value.items()} if nested else {key: _field(value)}
+    return out
+
+
+def _field(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
+
+
+def _md(text: str) -> str:
+    """On one line, with what Markdown would take for markup escaped; an underscore inside a word is none."""
+    line = "".join(c for c in " ".join(text.split()) if unicodedata.category(c) != "Cc")
+    return re.sub(r"[\\`*\[\]<>&~$|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)
+
+
+def _pad(cell: str, width: int, right: bool) -> str:
+    space = " " * (width - cell_len(cell))
+    return space + cell if right else cell + space
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"md": to_md, "csv": to_csv, "tex": to_tex, "json": to_json}

@@ -1,0 +1,74 @@
+"""A table's values: rows, each an arm at one setting of the grid, and what they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wmresearch.reports.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Validation loss of a row minus the baseline's, seed by seed, at the same setting (nats per token)."""
+
+    n: int
+    """Pairs: seeds finished in both."""
+    mean: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    """Of the two-sided paired t test; None below two pairs, without spread, or where a seed of the row diverged."""
+    p_holm: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm at one setting of the grid. `n` counts the finished runs that the means are over."""
+
+    arm: str
+    settings: dict[str, Any]
+    n: int
+    planned: int
+    finished: int
+    diverged: int
+    failed: int
+    flags: tuple[str, ...]
+    learning_rate: float | None
+    validation_loss: Estimate
+    """Nats per token, whole split, last step."""
+    test_loss: Estimate
+    bits_per_byte: Estimate
+    delta: Delta | None
+    """None in the baseline's own rows."""
+    parameters: int | None
+    head_output_parameters: int | None
+    flops_per_token: float | None
+    """Training FLOPs, forward and backward, as the compiled program makes them."""
+    saves_compute: bool | None
+    """Fewer FLOPs than the baseline at the same setting; None where one of the two is unknown."""
+    tokens_per_second: float | None
+    """Median over the finished runs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        out = {**asdict(self), "flags": list(self.flags)}
+        for key in ("validation_loss", "test_loss", "bits_per_byte"):
+            del out[key]["n"]  # the row's own n, or none where the mean is null
+        return out
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in the plan's order, and what they were made from."""
+
+    sweep: str
+    baseline: str
+    rows: tuple[Row, ...]
+    manifest: dict[str, Any]
+    varied: tuple[str, ...]
+    """Keys of the grid that take more than one value."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: numbers are finite or None."""
+        rows = [row.to_dict() for row in self.rows]
+        return {"sweep": self.sweep, "baseline": self.baseline, "rows": rows, "manifest": self.manifest}
