@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from wmresearch.reports import build_table, render
+
 PACKAGES = {"jax": "0.10.2", "flax": "0.12.8", "numpy": "2.4.6"}
 
 
 class SweepFolder:
     """A directory with a plan, to which runs are added one at a time."""
+
+    BASE = {0: 1.90, 1: 1.93, 2: 1.88}
+    RANK = {0: 1.915, 1: 1.938, 2: 1.901}
+    """Validation losses by seed, made up."""
 
     def __init__(
         self, path: Path, arms: list[str], seeds: list[int], grid: dict[str, list[Any]], baseline: str, name: str
@@ -84,6 +90,23 @@ class SweepFolder:
         self._write(folder / "summary.json", summary)
         self._write(folder / "manifest.json", manifest)
         return folder
+
+    def fill(self, losses: dict[str, dict[int, float]] | None = None, /, **changes: Any) -> None:
+        """Writes finished runs: arm → seed → validation loss."""
+        for arm, by_seed in (losses or {"W_o": self.BASE, "W_M rank 16": self.RANK}).items():
+            for seed, loss in by_seed.items():
+                self.run(arm, seed, loss, **changes)
+
+    def table(self) -> dict[str, Any]:
+        """The table as a strict reader of JSON gets it."""
+
+        def refuse(name: str) -> None:
+            raise AssertionError(f"{name} in JSON")
+
+        return json.loads(render(build_table(self.path), "json"), parse_constant=refuse)
+
+    def notes(self) -> str:
+        return "\n".join(self.table()["manifest"]["notes"])
 
     @staticmethod
     def _write(path: Path, data: Any) -> None:
