@@ -7,11 +7,12 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from wmresearch.terminal import ProgressLine, duration, quantity
+from wmresearch.reports.numbers import duration, quantity
+from wmresearch.terminal import ProgressLine
 
 if TYPE_CHECKING:
     from wmresearch.training.recorder import Progress
@@ -59,11 +60,12 @@ def train(
     if directory is None:
         identity = run_id(loaded, corpus_digest(loaded.data, lambda message: line.update(message, force=True)))
         directory = Path("runs") / Path(config).stem / identity
+    from wmresearch.reports.listings import run_listing
     from wmresearch.training.loop import train as train_run
 
     summary = train_run(loaded, directory, report=lambda progress: line.update(_progress(progress)))
     line.close()
-    _print_summary(directory, summary)
+    sys.stdout.write(run_listing(directory, summary))
     raise typer.Exit({"finished": 0, "preempted": 75}.get(summary["state"], 1))
 
 
@@ -78,21 +80,6 @@ def _progress(progress: Progress) -> str:
     return ", ".join([*parts, progress.message])
 
 
-def _print_summary(directory: Path, summary: dict[str, Any]) -> None:
-    print(f"{summary['state']}: {directory}")
-    if summary["reason"]:
-        print(f"  {summary['reason']}")
-    units = {
-        "validation_loss": "nats/token", "test_loss": "nats/token", "bits_per_byte": "bits/byte",
-        "parameters": "", "tokens_per_second": "tokens/s", "wall_seconds": "s",
-    }  # fmt: skip
-    for key, unit in units.items():
-        value = summary[key]
-        if value is not None:
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4f}" if value < 1000 else f"{value:,.0f}"
-            print(f"  {key.replace('_', ' '):20} {shown} {unit}".rstrip())
-
-
 @app.command(epilog="Example: `wm sweep configs/sweeps/quickstart.yaml --dry-run`")
 def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file (YAML) or the name of one in configs/.")],
@@ -103,6 +90,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and train none.")] = False,
 ) -> None:
     """Train every run of a sweep that is missing; start it again to go on."""
+    from wmresearch.reports.listings import plan_listing, settings_text
     from wmresearch.sweeps.launchers import LocalLauncher
     from wmresearch.sweeps.plan import make_plan
     from wmresearch.sweeps.store import statuses, write_plan
@@ -113,7 +101,7 @@ def sweep(
     directory = directory or Path("runs") / plan.sweep.name
     if dry_run:
         line.close()
-        _print_plan(plan, directory)
+        sys.stdout.write(plan_listing(plan, directory))
         return
     write_plan(directory, plan)
     started = time.monotonic()
@@ -124,14 +112,12 @@ def sweep(
     line.close()
     runs = statuses(directory)
     finished = sum(run.state == "finished" for run in runs)
-    print(
-        f"{plan.sweep.name}: {finished} of {len(runs)} runs finished in {directory} ({duration(time.monotonic() - started)})"
-    )
+    took = duration(time.monotonic() - started)
+    print(f"{plan.sweep.name}: {finished} of {len(runs)} runs finished in {directory} ({took})")
     rest = [run for run in runs if run.state != "finished"]
     for run in rest:
-        print(
-            f"  {run.state}: {run.arm} {_settings(run.settings)}seed {run.seed} ({run.run_id}) {run.reason or ''}".rstrip()
-        )
+        which = f"{run.arm} {settings_text(run.settings)} seed {run.seed} ({run.run_id})"
+        print(f"  {run.state}: {which} {run.reason or ''}".rstrip())
     again = f"wm sweep {' '.join([file, *(overrides or [])])} --dir {directory}"
     if not completed:
         print(f"interrupted; go on with: {again}")
@@ -140,10 +126,6 @@ def sweep(
         print(f"run what is missing with: {again}")
         raise typer.Exit(1)
     print(f"table: wm table {directory}")
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    return "".join(f"{key}={value} " for key, value in settings.items())
 
 
 def _steps_done(directory: Path) -> int:
@@ -172,59 +154,12 @@ def _sweep_progress(directory: Path, name: str, started: float, before: int) -> 
     return " · ".join(parts)
 
 
-def _print_plan(plan: Any, directory: Path) -> None:
-    from rich.table import Table
-
-    from wmresearch.data import load_corpus
-    from wmresearch.model.cost import model_cost
-    from wmresearch.training.run_directory import RunDirectory
-
-    table = Table("run", "arm", "settings", "seed", "steps", "state", box=None, pad_edge=False)
-    for name in ("parameters", "head outputs", "training FLOPs/token"):
-        table.add_column(name, justify="right")
-    costs: dict[str, Any] = {}
-    for run in plan.runs:
-        key = run.config.model.model_dump_json() + run.config.data.model_dump_json()
-        if key not in costs:
-            costs[key] = model_cost(run.config.model, load_corpus(run.config.data).tokenizer.vocab_size)
-        cost = costs[key]
-        state = RunDirectory(directory / run.run_id).state()
-        table.add_row(
-            run.run_id, run.arm, _settings(run.settings).strip(), str(run.seed), str(run.config.training.steps), state,
-            f"{cost.parameters:,}", f"{cost.head_output_parameters:,}", quantity(cost.training_flops_per_token),
-        )  # fmt: skip
-    _print_table(table)
-    print(f"{len(plan.runs)} runs in {directory}")
-
-
-def _print_table(table: Any) -> None:
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False).print(table)
-
-
 @app.command(epilog="Example: `wm status runs/quickstart`")
 def status(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")]) -> None:
     """Each run of a sweep: state, step, loss, speed, time left."""
-    from rich.table import Table
+    from wmresearch.reports.listings import status_listing
 
-    from wmresearch.sweeps.store import statuses
-
-    table = Table("run", "arm", "settings", "seed", "state", box=None, pad_edge=False)
-    for name in ("step", "loss (nats/token)", "tokens/s", "time left"):
-        table.add_column(name, justify="right")
-    table.add_column("reason")
-    for run in statuses(directory):
-        left = run.seconds_left if run.state == "running" else None
-        table.add_row(
-            run.run_id, run.arm, _settings(run.settings).strip(), str(run.seed), run.state,
-            f"{run.step}/{run.steps or '?'}",
-            "" if run.loss is None else f"{run.loss:.4f}",
-            "" if run.tokens_per_second is None else quantity(run.tokens_per_second),
-            "" if left is None else duration(left), run.reason or "",
-        )  # fmt: skip
-    _print_table(table)
+    sys.stdout.write(status_listing(directory))
 
 
 @app.command(epilog="Example: `wm table runs/quickstart --format tex`")
@@ -235,7 +170,7 @@ def table(
     """The paper table of a sweep: means over seeds with intervals, paired differences, costs."""
     from wmresearch.reports.table import build_table, render
 
-    print(render(build_table(directory), form.value), end="")
+    sys.stdout.write(render(build_table(directory), form.value))
 
 
 @app.command(epilog="Example: `wm count llama3-8b`")
@@ -246,67 +181,22 @@ def count(
 ) -> None:
     """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part."""
     from wmresearch.config import load_run
-    from wmresearch.data import load_corpus, vocab_size
-    from wmresearch.model.cost import bytes_of, head_output_weights, model_cost
+    from wmresearch.reports.listings import cost_data, cost_listing
 
     loaded = load_run(config, overrides or [])
-    model = loaded.model
-    vocabulary = vocab_size(loaded.data.tokenizer) or load_corpus(loaded.data).tokenizer.vocab_size
-    cost = model_cost(model, vocabulary)
-    weights = head_output_weights(model)
     if as_json:
-        parts = [vars(part) for part in cost.parts]
-        shapes = [vars(weight) for weight in weights]
-        value = {
-            "parameters": cost.parameters, "head_output_parameters": cost.head_output_parameters,
-            "flops_per_token": cost.training_flops_per_token, "parts": parts, "head_output_weights": shapes,
-        }  # fmt: skip
-        print(json.dumps(value, indent=2, ensure_ascii=False))
-        return
-    from rich.table import Table
-
-    number = bytes_of(model.dtype)
-    out = Table("part", box=None, pad_edge=False, show_footer=True)
-    columns = ("parameters", "share", "forward FLOPs/token", "cache bytes/token", "all-reduce bytes/token")
-    for name in columns:
-        out.add_column(name, justify="right")
-    for part in cost.parts:
-        out.add_row(
-            part.name, f"{part.parameters:,}", f"{part.parameters / cost.parameters:.1%}",
-            f"{part.forward_flops_per_token:,.0f}", f"{part.cache_numbers_per_token * number:,}",
-            f"{part.all_reduce_numbers_per_token * number:,}",
-        )  # fmt: skip
-    forward = sum(part.forward_flops_per_token for part in cost.parts)
-    out.add_section()
-    out.add_row(
-        "all", f"{cost.parameters:,}", "100.0%", f"{forward:,.0f}",
-        f"{sum(part.cache_numbers_per_token for part in cost.parts) * number:,}",
-        f"{sum(part.all_reduce_numbers_per_token for part in cost.parts) * number:,}",
-    )  # fmt: skip
-    _print_table(out)
-    print(f"\nhead output `{model.head_output.kind}`, {model.n_layers} layers:")
-    for weight in weights:
-        shape = " × ".join(map(str, weight.shape))
-        share = weight.all_layers / cost.parameters
-        print(
-            f"  {weight.name:12} {shape} = {weight.per_layer:,} parameters a layer, "
-            f"{weight.all_layers:,} over {model.n_layers} layers, {share:.1%} of the model"
-        )
-    print(
-        f"training: {quantity(cost.training_flops_per_token)}FLOP a token at context {model.context:,} (forward and backward)"
-    )
+        print(json.dumps(cost_data(loaded), indent=2, ensure_ascii=False))
+    else:
+        sys.stdout.write(cost_listing(loaded))
 
 
 @data_app.command("list", epilog="Example: `wm data list`")
 def data_list() -> None:
     """Corpora that are prepared on this machine, and those that can be."""
-    from rich.table import Table
-
     from wmresearch.data import list_corpora
+    from wmresearch.reports.listings import corpora_listing
 
-    rows = list_corpora()
-    table = Table(*rows[0] if rows else (), box=None, pad_edge=False)
-    print(table, rows)
+    sys.stdout.write(corpora_listing(list_corpora()))
 
 
 @data_app.command("prepare", epilog="Example: `wm data prepare stdlib/small`")
@@ -315,11 +205,12 @@ def data_prepare(
 ) -> None:
     """Get a corpus ready: read, split, and kept in the cache folder."""
     from wmresearch.data import prepare
+    from wmresearch.reports.listings import corpora_listing
 
     line = ProgressLine()
-    result = prepare(name, report=lambda message: line.update(message, force=True))
+    row = prepare(name, report=lambda message: line.update(message, force=True))
     line.close()
-    print(result)
+    sys.stdout.write(corpora_listing([row]))
 
 
 def main() -> NoReturn:
@@ -344,6 +235,11 @@ def _explain(error: Exception) -> int | None:
         for problem in error.problems:
             print(f"\n{problem}", file=sys.stderr)
         return 2
+    from wmresearch.training.run_directory import RunBusyError
+
+    if isinstance(error, RunBusyError):
+        print(f"wm: {error}", file=sys.stderr)
+        return 1
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wmresearch.reports import build_table, render
+from wmresearch.reports.table import build_table, render
 
 PACKAGES = {"jax": "0.10.2", "flax": "0.12.8", "numpy": "2.4.6"}
 

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from wmresearch.reports import build_table, render
 from wmresearch.reports.latex import escape
+from wmresearch.reports.table import build_table, render
 
 INSTALL = "no LaTeX here: install Debian's texlive-latex-recommended (it brings pdflatex and booktabs)"
 ODD = [

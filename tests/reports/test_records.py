@@ -2,7 +2,7 @@
 
 import pytest
 
-from wmresearch.reports import ReportError, build_table
+from wmresearch.reports.table import ReportError, build_table
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
-from wmresearch.reports import FORMATS, build_table, render
+from wmresearch.reports.table import FORMATS, build_table, render
 
 ODD = [
     "W_o",

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from wmresearch.reports import build_table, render
+from wmresearch.reports.table import build_table, render
 
 
 def test_the_json_has_exactly_the_promised_keys(sweep):

@@ -30,6 +30,8 @@ class HeadOutput(nnx.Module, abc.ABC):
 
     kind: ClassVar[str]
     """As in the config."""
+    symbols: ClassVar[dict[str, str]]
+    """Parameter → its symbol in the formula."""
 
     @abc.abstractmethod
     def __init__(self, config: Any, model: ModelConfig) -> None:

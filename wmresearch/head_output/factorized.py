@@ -22,6 +22,7 @@ class FactorizedHeadOutput(HeadOutput):
     """
 
     kind = "factorized"
+    symbols = {"factor_a": "A", "factor_b": "B", "value_bias": "a", "output_bias": "b"}
 
     def __init__(self, config: FactorizedConfig, model: ModelConfig) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, config.rank

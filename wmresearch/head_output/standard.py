@@ -19,6 +19,7 @@ class StandardHeadOutput(HeadOutput):
     """
 
     kind = "standard"
+    symbols = {"value": "W_V", "output": "W_O", "value_bias": "b_V", "output_bias": "b_O"}
 
     def __init__(self, config: StandardConfig, model: ModelConfig) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, model.head_width

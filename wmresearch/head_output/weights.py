@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
@@ -57,16 +59,22 @@ def initialize(module: nnx.Module, key: PRNGKeyArray) -> Params:
     """The parameters of a described module.
 
     Each is drawn from a key folded with a hash of its own path, so that two models with the same key start with equal
-    values in every parameter they share by name and shape, whatever else they hold.
+    values in every parameter they share by name and shape, whatever else they hold. One small program is compiled for
+    each distinct shape, not one large program for the model.
     """
 
     def draw(path: tuple[Any, ...], param: nnx.Variable) -> Array:
-        name = "/".join(map(str, path))
         abstract = param.get_raw_value()
-        return param.init(jax.random.fold_in(key, zlib.crc32(name.encode())), abstract.shape, abstract.dtype)
+        name = np.uint32(zlib.crc32("/".join(map(str, path)).encode()))
+        return _draw(key, name, param.init, abstract.shape, abstract.dtype)
 
     state = nnx.state(module, nnx.Param)
     return nnx.to_pure_dict(nnx.map_state(lambda path, param: param.replace(draw(path, param)), state))
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _draw(key: PRNGKeyArray, name: Any, init: Initializer, shape: tuple[int, ...], dtype: Any) -> Array:
+    return init(jax.random.fold_in(key, name), shape, dtype)
 
 
 def decay_mask(module: nnx.Module) -> Params:

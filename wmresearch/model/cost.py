@@ -88,6 +88,8 @@ class WeightShape:
     """A parameter of the head output in one layer, and what it adds up to."""
 
     name: str
+    symbol: str
+    """As in the formula of the head output."""
     shape: tuple[int, ...]
     per_layer: int
     all_layers: int
@@ -97,7 +99,8 @@ def head_output_weights(model: ModelConfig) -> tuple[WeightShape, ...]:
     """The head output's own parameters, by name."""
     head_output = Transformer(model, 1).blocks[0].attention.head_output
     params = weights.shapes(head_output)
-    return tuple(WeightShape(name, leaf.shape, leaf.size, leaf.size * model.n_layers) for name, leaf in params.items())
+    symbols, layers = head_output.symbols, model.n_layers
+    return tuple(WeightShape(n, symbols[n], leaf.shape, leaf.size, leaf.size * layers) for n, leaf in params.items())
 
 
 def bytes_of(dtype: str) -> int:

@@ -42,8 +42,9 @@ def rotate(x_bthe: Float[Array, "b t h e"], theta: float) -> Float[Array, "b t h
     Su et al. 2021 (arXiv 2104.09864).
     """
     _, t, _, e = x_bthe.shape
-    wavelength = theta ** (jnp.arange(0, e, 2, dtype=jnp.float32) / e)
-    phase = (jnp.arange(t, dtype=jnp.float32)[:, None] / wavelength[None, :])[None, :, None, :]
+    wide = jnp.promote_types(x_bthe.dtype, jnp.float32)
+    wavelength = theta ** (jnp.arange(0, e, 2, dtype=wide) / e)
+    phase = (jnp.arange(t, dtype=wide)[:, None] / wavelength[None, :])[None, :, None, :]
     cos, sin = jnp.cos(phase).astype(x_bthe.dtype), jnp.sin(phase).astype(x_bthe.dtype)
     first, second = jnp.split(x_bthe, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

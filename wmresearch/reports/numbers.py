@@ -48,6 +48,25 @@ def flops(value: float | None) -> str:
     return f"{scaled:.{digits}f} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP"
 
 
+def duration(seconds: float) -> str:
+    """'48 s', '3 min 20 s', '2 h 05 min'."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def quantity(value: float) -> str:
+    """'950', '31.2k', '4.1M', '8.03B': three digits and a suffix."""
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            scaled = value / size
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{suffix}"
+    return f"{value:.0f}"
+
+
 def _fixed(value: float, decimals: int, signed: bool) -> str:
     text = f"{value:{'+' if signed else ''}.{decimals}f}"
     if float(text) == 0:

@@ -52,7 +52,8 @@ def write_plan(directory: Path, plan: Plan) -> None:
         if summary.get("state") not in FINAL:  # what is not part of the run's identity may have changed
             folder.write_config(run.config)
         if not summary:
-            folder.write_summary(RunLabels(run.run_id, **labels), run.config, "pending")
+            named = RunLabels(run.run_id, plan.sweep.name, run.arm, run.role, run.settings)
+            folder.write_summary(named, run.config, "pending")
         elif summary != summary | labels:  # the same run under a new name
             write_json(folder.path / "summary.json", summary | labels)
     write_json(

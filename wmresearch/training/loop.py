@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
@@ -103,20 +103,16 @@ def _run(
     stream = Stream(corpus.splits["train"].tokens, data.batch_size, context, config.seed)
     dropout_key = purpose_key(config.seed, Purpose.DROPOUT) if config.model.dropout else None
 
-    @jax.jit
-    def start() -> TrainState:
-        params = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
-        return make_state(params, optimizer)
-
     with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
-        state, step = _restored(start(), checkpoints)
+        params = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
+        state, step = _restored(make_state(params, optimizer), checkpoints)
         recorder.resume(step)
         pending: tuple[int, int, Metrics] | None = None
         while step < training.steps:
             n = min(per_dispatch, _next_stop(config, step) - step)
             tokens = np.zeros((per_dispatch, data.batch_size, context + 1), np.int32)
             tokens[:n] = stream.batches(step, n)
-            state, metrics = dispatch(state, tokens, n, dropout_key)
+            state, metrics = dispatch(state, jnp.asarray(tokens), n, dropout_key)
             if pending is not None:  # read the last dispatch's metrics while this one runs
                 recorder.steps(*pending)
             pending = (step, n, metrics)

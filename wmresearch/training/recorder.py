@@ -18,6 +18,7 @@ from wmresearch.training.step import Metrics
 from wmresearch.training.trackers import RunIdentity, Tracker, make_tracker
 
 HEARTBEAT_SECONDS = 1.0
+_KEPT = ("train_loss", "validation_loss", "bits_per_byte")  # the newest of each stands in the summary
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,7 @@ class Recorder:
         self._remember(step, values)
 
     def _remember(self, step: int, values: dict[str, float]) -> None:
-        self._figures |= {
-            name: values[name] for name in ("train_loss", "validation_loss", "bits_per_byte") if name in values
-        }
+        self._figures |= {name: values[name] for name in _KEPT if name in values}
         self._figures["step"] = step
         if "validation_loss" in values:
             best = self._figures.get("best_validation_loss", math.inf)

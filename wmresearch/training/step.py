@@ -16,7 +16,7 @@ from wmresearch.training.randomness import step_key
 
 Metrics: TypeAlias = dict[str, Array]
 Loss: TypeAlias = Callable[[Params, Int[Array, "b t1"], PRNGKeyArray | None], tuple[Float[Array, ""], Metrics]]
-"""(parameters, tokens, dropout key) → loss, metrics. A row of tokens is context + 1 long: inputs and, shifted, targets."""
+"""(parameters, tokens, dropout key) → loss, metrics. A row of tokens has context + 1: inputs, and targets."""
 
 
 class TrainState(NamedTuple):

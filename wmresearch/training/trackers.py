@@ -9,12 +9,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +23,9 @@ _LOGGER = logging.getLogger(__name__)
 
 _TAG_LENGTH = 64
 """W&B refuses a run with a longer tag."""
+
+_PATIENCE_SECONDS = 20.0
+"""For the server's answer at the start, while the run trains, and for the last upload."""
 
 _SET_UP = threading.Lock()
 
@@ -81,7 +82,6 @@ def make_tracker(
     directory: Path,
     *,
     warn: Callable[[str], None] = _LOGGER.warning,
-    patience_seconds: float = 20.0,
 ) -> Tracker:
     """The tracker that `config.mode` asks for.
 
@@ -93,13 +93,12 @@ def make_tracker(
     earlier metrics again. One process may hold several trackers, at once or one after another.
 
     `warn` may be called from the tracker's thread: once if a run that should be online is recorded offline, once if W&B
-    fails later. `patience_seconds` is how long W&B may take to answer at the start, while the run trains, and to take
-    the last data in `finish`.
+    fails later.
     """
     mode = requested_mode(config.mode, os.environ)
     if mode == "disabled":
         return NoTracker()
-    return WandbTracker(config, mode, identity, directory, warn, patience_seconds)
+    return WandbTracker(config, mode, identity, directory, warn)
 
 
 def requested_mode(configured: str, environment: Mapping[str, str]) -> str:
@@ -119,22 +118,18 @@ class WandbTracker:
         identity: RunIdentity,
         directory: Path,
         warn: Callable[[str], None],
-        patience_seconds: float,
     ) -> None:
         # Else wandb reports on itself to its server, offline too, and a process without network ends late.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # Here and not on the thread: two threads that import at once may see half-imported modules.
         import wandb
-        from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
         self._wandb = wandb
-        self._failures = (wandb.Error, OSError, ValueError, HandleAbandonedError, MailboxClosedError)
         self._config, self._identity = config, identity
         self._directory = directory.resolve()
-        self._warn, self._patience = warn, patience_seconds
+        self._warn = warn
         self._run: Any = None
         self._failed = False
-        self._jobs: deque[Future[None]] = deque()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wandb")
         self._submit("start", lambda: self._start(mode))
 
@@ -144,7 +139,7 @@ class WandbTracker:
         self._submit("log", lambda: self._run.log(row))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Also waits for what is still to be written or uploaded, at most twice `patience_seconds`."""
+        """Also waits for what is still to be written or uploaded, but no more than 20 seconds for a silent server."""
         plain = dict(summary)
 
         def end() -> None:
@@ -154,21 +149,20 @@ class WandbTracker:
         self._submit("finish", end)
         self._worker.shutdown()
         atexit.unregister(self._abandon)
-        for job in self._jobs:
-            job.result()
 
-    def _submit(self, action: str, job: Callable[[], None]) -> None:
-        """Have the thread do a job. A job's unexpected error, a mistake in this file, is kept for `finish` to raise."""
-        while self._jobs and self._jobs[0].done() and self._jobs[0].exception() is None:
-            self._jobs.popleft()
-        self._jobs.append(self._worker.submit(self._guard, action, job))
+    def _submit(self, action: str, job: Callable[[], Any]) -> None:
+        self._worker.submit(self._guard, action, job)
 
-    def _guard(self, action: str, job: Callable[[], None]) -> None:
+    def _guard(self, action: str, job: Callable[[], Any]) -> None:
+        """Do a job on the thread. A first failure is told, and whatever comes after it is left out.
+
+        All that runs here is wandb's. It raises a dozen classes of its own without a common base; none may end a run.
+        """
         if self._failed:
             return
         try:
             job()
-        except self._failures as error:
+        except Exception as error:
             self._failed = True
             self._warn(
                 f"W&B run {self._identity.run_id}: {action} failed ({_one_line(error)}). The run goes on without W&B; "
@@ -181,19 +175,8 @@ class WandbTracker:
         folder = self._directory / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
         self._set_up()
-        trouble = None
-        before = set(folder.iterdir())
-        try:
-            if self._logged_in(mode):
-                self._run = self._init("online")
-            elif mode == "online":
-                trouble = "the mode is online, but no API key was found (`wandb login` stores one)"
-        except self._wandb.Error as error:
-            trouble = f"W&B cannot be reached or refused ({_one_line(error)})"
-            for entry in set(folder.glob(f"run-*-{self._identity.run_id}")) - before:
-                shutil.rmtree(entry, ignore_errors=True)
-        if self._run is None:
-            self._run = self._init("offline")
+        online, trouble = self._go_online(mode)
+        self._run = self._init("online" if online else "offline")
         atexit.register(self._abandon)  # after wandb's own, so that it runs before
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -212,15 +195,26 @@ class WandbTracker:
             # wandb replaces both for good, and its hook prints a traceback that another library's prints again.
             sys.exit, sys.excepthook = exit_function, exception_hook
 
-    def _logged_in(self, mode: str) -> bool:
-        """Whether to go online: that is wanted and there are credentials."""
-        from wandb.sdk.lib import wbauth  # the public wandb.login() would ask at a terminal
+    def _go_online(self, mode: str) -> tuple[bool, str | None]:
+        """Whether to; and if that was wanted and cannot be, why.
+
+        The server is asked before the run is begun, since wandb does not let a run that failed to begin online begin
+        again offline.
+        """
+        from wandb.sdk.lib import wbauth  # the public wandb.login() would ask for a key at a terminal
 
         settings = self._session.settings
         if mode == "offline" or (mode == "auto" and settings.mode != "online"):
-            return False
-        host, source = settings.base_url, "wmresearch"
-        return wbauth.authenticate_session(host=host, source=source, prompt=False, update_session=False) is not None
+            return False, None
+        try:
+            found = wbauth.authenticate_session(
+                host=settings.base_url, source="wmresearch", verify=True, prompt=False, update_session=False
+            )
+        except self._wandb.Error as error:
+            return False, f"W&B cannot be reached or refuses the API key ({_one_line(error)})"
+        if found is None and mode == "online":
+            return False, "the mode is online, but no API key was found (`wandb login` stores one)"
+        return found is not None, None
 
     def _init(self, mode: str) -> Any:
         identity = self._identity
@@ -240,10 +234,10 @@ class WandbTracker:
             settings=self._wandb.Settings(
                 **_QUIET,
                 use_dot_wandb=False,
-                init_timeout=self._patience,
-                finish_timeout=self._patience,
+                init_timeout=_PATIENCE_SECONDS,
+                finish_timeout=_PATIENCE_SECONDS,
                 finish_timeout_raises=True,
-                x_transaction_log_flush_interval=5.0,  # all that a killed machine loses
+                x_transaction_log_flush_interval=1.0,  # what a killed run loses
             ),
         )
 

@@ -1,0 +1,149 @@
+"""Plain listings for a terminal: a sweep's plan and state, a model's cost, corpora, one run's result."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from wmresearch.config import RunConfig
+from wmresearch.data import CorpusRow, load_corpus, vocab_size
+from wmresearch.model.cost import Cost, bytes_of, head_output_weights, model_cost
+from wmresearch.reports.numbers import duration, quantity
+from wmresearch.sweeps.plan import Plan
+from wmresearch.sweeps.store import statuses
+from wmresearch.training.run_directory import RunDirectory
+
+
+def plan_listing(plan: Plan, directory: Path) -> str:
+    """The runs of a sweep with their state and size."""
+    columns = ("run", "arm", "settings", "seed", "steps", "state", "parameters", "head outputs", "training FLOPs/token")
+    costs: dict[str, Cost] = {}
+    rows = []
+    for run in plan.runs:
+        key = run.config.model_dump_json(include={"model", "data"})
+        if key not in costs:
+            costs[key] = model_cost(run.config.model, vocabulary(run.config))
+        cost = costs[key]
+        rows.append((
+            run.run_id, run.arm, settings_text(run.settings), run.seed, run.config.training.steps,
+            RunDirectory(directory / run.run_id).state(), f"{cost.parameters:,}", f"{cost.head_output_parameters:,}",
+            quantity(cost.training_flops_per_token),
+        ))  # fmt: skip
+    return _table(columns, rows, right=5) + f"{len(plan.runs)} runs in {directory}\n"
+
+
+def status_listing(directory: Path) -> str:
+    """Each run of a sweep: state, step, loss, speed, time left."""
+    columns = ("run", "arm", "settings", "seed", "state", "step", "nats/token", "tokens/s", "time left", "reason")
+    rows = []
+    for run in statuses(directory):
+        left = run.seconds_left if run.state == "running" else None
+        rows.append((
+            run.run_id, run.arm, settings_text(run.settings), run.seed, run.state, f"{run.step}/{run.steps or '?'}",
+            "" if run.loss is None else f"{run.loss:.4f}",
+            "" if run.tokens_per_second is None else quantity(run.tokens_per_second),
+            "" if left is None else duration(left), run.reason or "",
+        ))  # fmt: skip
+    return _table(columns, rows, right=5)
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """'optimizer.learning_rate=0.003 …'."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def vocabulary(config: RunConfig) -> int:
+    """Symbols of a run's tokenizer; only where they depend on the corpus is the corpus read."""
+    return vocab_size(config.data.tokenizer) or load_corpus(config.data).tokenizer.vocab_size
+
+
+def cost_data(config: RunConfig) -> dict[str, Any]:
+    """What a model costs, as plain data."""
+    cost = model_cost(config.model, vocabulary(config))
+    return {
+        "parameters": cost.parameters,
+        "head_output_parameters": cost.head_output_parameters,
+        "flops_per_token": cost.training_flops_per_token,
+        "parts": [vars(part) for part in cost.parts],
+        "head_output_weights": [vars(weight) for weight in head_output_weights(config.model)],
+    }
+
+
+def cost_listing(config: RunConfig) -> str:
+    """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part."""
+    model = config.model
+    cost = model_cost(model, vocabulary(config))
+    number = bytes_of(model.dtype)
+    columns = ("part", "parameters", "share", "forward FLOPs/token", "cache bytes/token", "all-reduce bytes/token")
+    figures = [
+        (
+            part.name,
+            part.parameters,
+            part.forward_flops_per_token,
+            part.cache_numbers_per_token * number,
+            part.all_reduce_numbers_per_token * number,
+        )
+        for part in cost.parts
+    ]
+    _, *numbers = zip(*figures, strict=True)
+    totals = [sum(column) for column in numbers]
+    rows = [
+        (name, f"{parameters:,}", f"{parameters / cost.parameters:.1%}", f"{flops:,.0f}", f"{cache:,}", f"{traffic:,}")
+        for name, parameters, flops, cache, traffic in [*figures, ("all", *totals)]
+    ]
+    lines = [_table(columns, rows, right=1), f"head output `{model.head_output.kind}`, {model.n_layers} layers:"]
+    for weight in head_output_weights(model):
+        shape = " × ".join(map(str, weight.shape))
+        lines.append(
+            f"  {weight.symbol:5} {shape} = {weight.per_layer:,} parameters a layer, {weight.all_layers:,} over "
+            f"{model.n_layers} layers, {weight.all_layers / cost.parameters:.1%} of the model"
+        )
+    training = quantity(cost.training_flops_per_token)
+    lines.append(f"training: {training}FLOP a token at context {model.context:,} (forward and backward)\n")
+    return "\n".join(lines)
+
+
+def corpora_listing(corpora: Sequence[CorpusRow]) -> str:
+    """Corpora that are prepared on this machine, and those that can be."""
+    rows = [
+        (row.name, row.kind, ", ".join(f"{name} {quantity(size.n_bytes)}B" for name, size in row.splits.items()),
+         (row.digest or "")[:12], row.where)
+        for row in corpora
+    ]  # fmt: skip
+    return _table(("corpus", "kind", "splits", "digest", "where, or how to get it"), rows)
+
+
+def run_listing(directory: Path, summary: dict[str, Any]) -> str:
+    """How one run ended."""
+    lines = [f"{summary['state']}: {directory}"] + ([f"  {summary['reason']}"] if summary["reason"] else [])
+    for key, unit, form in (
+        ("validation_loss", "nats/token (whole split)", ".4f"),
+        ("test_loss", "nats/token (whole split)", ".4f"),
+        ("bits_per_byte", "bits/byte", ".4f"),
+        ("parameters", "", ",d"),
+        ("tokens_per_second", "tokens/s", ",.0f"),
+        ("wall_seconds", "s", ",.1f"),
+    ):
+        if summary[key] is not None:
+            lines.append(f"  {key.replace('_', ' '):18} {summary[key]:{form}} {unit}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: int | None = None) -> str:
+    """Aligned columns; those from index `right` on hold numbers. Columns that are empty in every row are left out."""
+    kept = list(rows)
+    table = Table(box=None, pad_edge=False)
+    shown = [index for index in range(len(columns)) if not kept or any(str(row[index]) for row in kept)]
+    for index in shown:
+        numeric = right is not None and index >= right and columns[index] not in ("state", "reason")
+        table.add_column(columns[index], justify="right" if numeric else "left", no_wrap=True)
+    for row in kept:
+        table.add_row(*(str(row[index]) for index in shown))
+    out = io.StringIO()
+    Console(file=out, width=10_000, highlight=False, markup=False, emoji=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
