@@ -13,7 +13,7 @@ from rich.table import Table
 from wmresearch.config import RunConfig
 from wmresearch.data import CorpusRow, load_corpus, vocab_size
 from wmresearch.model.cost import Cost, bytes_of, head_output_weights, model_cost
-from wmresearch.reports.numbers import duration, quantity
+from wmresearch.reports.numbers import duration, flops, quantity
 from wmresearch.sweeps.plan import Plan
 from wmresearch.sweeps.store import statuses
 from wmresearch.training.run_directory import RunDirectory
@@ -93,8 +93,15 @@ def cost_listing(config: RunConfig) -> str:
     _, *numbers = zip(*figures, strict=True)
     totals = [sum(column) for column in numbers]
     rows = [
-        (name, f"{parameters:,}", f"{parameters / cost.parameters:.1%}", f"{flops:,.0f}", f"{cache:,}", f"{traffic:,}")
-        for name, parameters, flops, cache, traffic in [*figures, ("all", *totals)]
+        (
+            name,
+            f"{parameters:,}",
+            f"{parameters / cost.parameters:.1%}",
+            f"{forward:,.0f}",
+            f"{cache:,}",
+            f"{traffic:,}",
+        )
+        for name, parameters, forward, cache, traffic in [*figures, ("all", *totals)]
     ]
     lines = [_table(columns, rows, right=1), f"head output `{model.head_output.kind}`, {model.n_layers} layers:"]
     for weight in head_output_weights(model):
@@ -103,8 +110,8 @@ def cost_listing(config: RunConfig) -> str:
             f"  {weight.symbol:5} {shape} = {weight.per_layer:,} parameters a layer, {weight.all_layers:,} over "
             f"{model.n_layers} layers, {weight.all_layers / cost.parameters:.1%} of the model"
         )
-    training = quantity(cost.training_flops_per_token)
-    lines.append(f"training: {training}FLOP a token at context {model.context:,} (forward and backward)\n")
+    training = flops(cost.training_flops_per_token)
+    lines.append(f"training: {training} a token at context {model.context:,} (forward and backward)\n")
     return "\n".join(lines)
 
 
