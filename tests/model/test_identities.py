@@ -10,9 +10,10 @@ from flax import nnx
 
 from wmresearch.config.head_output import FactorizedConfig, StandardConfig
 from wmresearch.config.model import LearnedPositions, ModelConfig, RotaryPositions
+from wmresearch.head_output.orders import QUERY_BLOCK
 from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer, make_apply
-from wmresearch.model.attention import QUERY_BLOCK, Attention, attention
+from wmresearch.model.attention import Attention, attention
 from wmresearch.model.layers import rotate
 
 VOCAB = 17

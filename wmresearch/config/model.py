@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from wmresearch.config.base import Check, Config, NameAsKind
-from wmresearch.config.head_output import FactorizedConfig, HeadOutput, StandardConfig
+from wmresearch.config.head_output import HeadOutput, StandardConfig
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -89,6 +89,11 @@ class ModelConfig(Config):
         """Initial standard deviation of the maps that write to the residual stream (two in each layer)."""
         return float(self.init_std / (2 * self.n_layers) ** 0.5)
 
+    @property
+    def product_std(self) -> float:
+        """Initial standard deviation of the entries of the standard head output's W_V_i W_O_i: σ_V σ_O √d_head."""
+        return float(self.init_std * self.residual_std * self.head_width**0.5)
+
     def checks(self) -> Iterator[Check]:
         d, h = self.d_model, self.n_heads
         if self.d_head is None and d % h:
@@ -106,13 +111,7 @@ class ModelConfig(Config):
             )
         if h % self.kv_heads:
             yield Check("n_kv_heads", f"a divisor of n_heads = {h}: {_divisors(h, near=self.kv_heads)}", ("n_heads",))
-        if isinstance(self.head_output, FactorizedConfig) and self.head_output.rank > d:
-            yield Check(
-                "head_output.rank",
-                f"a rank from 1 to d_model = {d}",
-                ("d_model",),
-                "a d × d map has rank at most d",
-            )
+        yield from self.head_output.checks_in(self)
 
 
 def _divisors(number: int, near: int) -> str:

@@ -1,54 +1,130 @@
 """What every head output is: the part of an attention layer after the softmax.
 
-A layer computes y = Σ_i P_i X M_i. The attention layer owns the P_i; a head output owns the maps M_i and decides in
-which order to apply P_i and the parts of M_i (`order`, SCIENCE: attend-then-write, modify-then-attend, mix-first).
+A layer computes y = Σ_i P_i X M_i. The attention layer owns the P_i; a head output owns the maps M_i, each in two
+steps: what head i *reads* of x, x ↦ z_i, and what it *writes* of z_i to the residual stream. Where P_i comes between,
+before or after these steps is the order of evaluation (`orders`), the same for every kind.
 
 Shape suffixes here and in the model: b batch, t position (s the attended one), n = b·t, d model width, h query heads,
-k key/value heads, g query heads a key/value head, r rank of a head's value path, e width of queries and keys, m width
-of the MLP, v vocabulary.
+k key/value heads, g query heads a key/value head, r width of what a head reads (the rank of its value path), e width of
+queries and keys, m width of the MLP, v vocabulary. `h|1` is an axis of all query heads, or of one that they share.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from wmresearch.algebra import FactoredMatrix
+from wmresearch.config.head_output import HeadOutputConfig
 from wmresearch.config.model import ModelConfig
-
-Mix: TypeAlias = Callable[[Float[Array, "b t k r"]], Float[Array, "b t h r"]]
-"""Applies the attention: what the heads hold at each position → what they gather there. Any number of value heads that
-divides the query heads will do; each is used by as many query heads in a row."""
+from wmresearch.head_output.orders import ORDERS, Mix, PathCost, attended_keys, cheapest
+from wmresearch.head_output.weights import bias
 
 
 class HeadOutput(nnx.Module, abc.ABC):
-    """What the heads read from x and what they write to the residual stream, given the attention."""
+    """The maps M_i of all heads of a layer. A kind says how it reads and writes; the rest follows."""
 
     kind: ClassVar[str]
     """As in the config."""
-    symbols: ClassVar[dict[str, str]]
-    """Parameter → its symbol in the formula."""
+    symbols: ClassVar[dict[str, str]] = {}
+    """Parameter → its symbol in the formula, where that differs from the name."""
 
-    @abc.abstractmethod
-    def __init__(self, config: Any, model: ModelConfig) -> None:
-        """Declares the parameters; `config` is the class of `wmresearch.config.head_output` with this `kind`."""
+    def __init__(self, config: HeadOutputConfig, model: ModelConfig, layer: int) -> None:
+        """A kind declares its parameters and then calls this, which needs `path_cost`."""
+        del layer  # for kinds whose layers differ
+        self.heads = model.n_heads
+        cost = self.path_cost()
+        attended = attended_keys(model.context)
+        self.order = cheapest(cost, attended) if config.order == "auto" else config.order
+        has_bias = config.has_bias(model)
+        self.value_bias = bias((cost.value_heads, cost.width), model.param_dtype) if has_bias else None
+        self.output_bias = bias((model.d_model,), model.param_dtype) if has_bias else None
 
-    @abc.abstractmethod
     def __call__(self, x_btd: Float[Array, "b t d"], mix: Mix) -> Float[Array, "b t d"]:
-        """Y = Σ_i P_i x M_i (and biases), P_i applied through `mix`."""
+        """Y = Σ_i P_i (x ↦ z_i + a_i ↦ write_i) + b, with the biases a of what is read and b of what is written."""
+        y_btd = ORDERS[self.order](self, x_btd, mix)
+        return y_btd if self.output_bias is None else y_btd + self.output_bias[...][None, None]
+
+    def read(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
+        """What the heads read, biases and all: of one x that they share, or each of its own."""
+        z_btkr = self.read_linear(x_btkd)
+        if self.value_bias is None:
+            return z_btkr
+        bias_kr = self.value_bias[...]
+        return z_btkr + jnp.repeat(bias_kr, z_btkr.shape[2] // bias_kr.shape[0], axis=0)[None, None]
+
+    @abc.abstractmethod
+    def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
+        """What the heads read of x: of one x that all share (k value heads, k divides h), or each of its own (h)."""
+
+    @abc.abstractmethod
+    def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
+        """The sum of what the heads write."""
+
+    @abc.abstractmethod
+    def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
+        """What each head writes, before the sum."""
+
+    @abc.abstractmethod
+    def path_cost(self) -> PathCost:
+        """Widths, and operations a token of each step."""
 
     @abc.abstractmethod
     def factors(self) -> FactoredMatrix:
-        """The maps M_i = A_i B_i of all heads: A `[h, d, r]`, B `[h, r, d]`."""
+        """The M_i of all query heads as A_i B_i: A `[h, d, r]`, B `[h, r, d]`; for maps of full rank, M_i and I."""
 
-    @abc.abstractmethod
     def flops_per_token(self, attended: float) -> float:
-        """Floating-point operations of a forward pass in matrix products, for one token that attends to so many."""
+        """Operations of a forward pass in matrix products, for one token that attends to so many keys."""
+        return self.path_cost().flops_per_token(self.order, attended)
 
-    @abc.abstractmethod
     def cache_per_token(self) -> int:
         """Numbers that generation keeps of each past token, for the value path of one layer."""
+        return self.path_cost().cache_per_token(self.order)
+
+    def symbol(self, name: str) -> str:
+        """A parameter's symbol in the formula."""
+        return {"value_bias": "a", "output_bias": "b", **self.symbols}.get(name, name)
+
+
+class LowRankOutput(HeadOutput):
+    """M_i = A_g(i) B_i as two stored factors, g(i) the key/value head of query head i. Says nothing of how they start.
+
+    A kind gives `read_weight` A `[d, k, r]` and `write_weight` B `[h, r, d]`.
+    """
+
+    @abc.abstractmethod
+    def read_weight(self) -> Float[Array, "d k r"]:
+        """A."""
+
+    @abc.abstractmethod
+    def write_weight(self) -> Float[Array, "h r d"]:
+        """B."""
+
+    def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
+        b, t, heads, d = x_btkd.shape
+        weight_dkr = self.read_weight()
+        _, k, r = weight_dkr.shape
+        if heads == 1:  # one large product on [b·t, d]
+            return (x_btkd.reshape(b * t, d) @ weight_dkr.reshape(d, k * r)).reshape(b, t, k, r)
+        grouped = x_btkd.reshape(b, t, k, heads // k, d)
+        return jnp.einsum("btkgd,dkr->btkgr", grouped, weight_dkr).reshape(b, t, heads, r)
+
+    def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
+        return jnp.einsum("bthr,hrd->btd", z_bthr, self.write_weight())
+
+    def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
+        return jnp.einsum("bthr,hrd->bthd", z_bthr, self.write_weight())
+
+    def factors(self) -> FactoredMatrix:
+        read_kdr = jnp.moveaxis(self.read_weight(), 0, 1)
+        return FactoredMatrix(jnp.repeat(read_kdr, self.heads // read_kdr.shape[0], axis=0), self.write_weight())
+
+
+def low_rank_cost(d: int, k: int, h: int, r: int) -> PathCost:
+    """Read 2·d·k·r (each its own x: 2·d·h·r), write 2·h·r·d."""
+    each = 2.0 * d * h * r
+    return PathCost(d, h, k, r, read=2.0 * d * k * r, read_each=each, write=each, write_each=each)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import FactorizedConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import HeadOutput, Mix
-from wmresearch.head_output.value_path import attend_then_write, value_path_factors, value_path_flops
-from wmresearch.head_output.weights import Normal, bias, value_or_none, weight
+from wmresearch.head_output.base import LowRankOutput, low_rank_cost
+from wmresearch.head_output.orders import PathCost
+from wmresearch.head_output.weights import Normal, weight
 
 
-class FactorizedHeadOutput(HeadOutput):
+class FactorizedHeadOutput(LowRankOutput):
     """y = Σ_i P_i (x A_i + a_i) B_i + b, M_i = A_i B_i of rank at most r, without a concatenation.
 
     `factor_a` is A `[d, k, r]` (query heads of one key/value head share it), `factor_b` is B `[h, r, d]`.
@@ -22,29 +21,21 @@ class FactorizedHeadOutput(HeadOutput):
     """
 
     kind = "factorized"
-    symbols = {"factor_a": "A", "factor_b": "B", "value_bias": "a", "output_bias": "b"}
+    symbols = {"factor_a": "A", "factor_b": "B"}
 
-    def __init__(self, config: FactorizedConfig, model: ModelConfig) -> None:
+    def __init__(self, config: FactorizedConfig, model: ModelConfig, layer: int) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, config.rank
-        dtype = model.param_dtype
         matched = (model.head_width / r) ** 0.25
-        self.factor_a = weight((d, k, r), Normal(model.init_std * matched), dtype)
-        self.factor_b = weight((h, r, d), Normal(model.residual_std * matched), dtype)
-        has_bias = model.bias if config.bias is None else config.bias
-        self.value_bias = bias((k, r), dtype) if has_bias else None
-        self.output_bias = bias((d,), dtype) if has_bias else None
+        self.factor_a = weight((d, k, r), Normal(model.init_std * matched), model.param_dtype)
+        self.factor_b = weight((h, r, d), Normal(model.residual_std * matched), model.param_dtype)
+        super().__init__(config, model, layer)
 
-    def __call__(self, x_btd: Float[Array, "b t d"], mix: Mix) -> Float[Array, "b t d"]:
-        biases = value_or_none(self.value_bias), value_or_none(self.output_bias)
-        return attend_then_write(x_btd, mix, self.factor_a[...], self.factor_b[...], *biases)
+    def read_weight(self) -> Float[Array, "d k r"]:
+        return self.factor_a[...]
 
-    def factors(self) -> FactoredMatrix:
-        return value_path_factors(self.factor_a[...], self.factor_b[...])
+    def write_weight(self) -> Float[Array, "h r d"]:
+        return self.factor_b[...]
 
-    def flops_per_token(self, attended: float) -> float:
+    def path_cost(self) -> PathCost:
         d, k, r = self.factor_a.shape
-        return value_path_flops(d, k, self.factor_b.shape[0], r, attended)
-
-    def cache_per_token(self) -> int:
-        _, k, r = self.factor_a.shape
-        return k * r
+        return low_rank_cost(d, k, self.factor_b.shape[0], r)

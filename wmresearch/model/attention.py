@@ -9,23 +9,21 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig, RotaryPositions
 from wmresearch.head_output import Mix, make_head_output
+from wmresearch.head_output.orders import query_blocks
 from wmresearch.head_output.weights import Normal, bias, weight
 from wmresearch.model.layers import dropout, fold, rotate
-
-QUERY_BLOCK = 64
-"""Queries handled together; a block attends to the keys up to its own end, so the masked half is mostly skipped."""
 
 
 class Attention(nnx.Module):
     """y = Σ_i P_i X M_i with P_i = softmax(causal(Q_i K_iᵀ / √e)), the M_i given by the head output."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, layer: int = 0) -> None:
         d, h, k, e = model.d_model, model.n_heads, model.kv_heads, model.head_width
         self.query = weight((d, h, e), Normal(model.init_std), model.param_dtype)
         self.key = weight((d, k, e), Normal(model.init_std), model.param_dtype)
         self.query_bias = bias((h, e), model.param_dtype) if model.bias else None
         self.key_bias = bias((k, e), model.param_dtype) if model.bias else None
-        self.head_output = make_head_output(model)
+        self.head_output = make_head_output(model, layer)
         self.rope_theta = model.positions.theta if isinstance(model.positions, RotaryPositions) else None
         self.dropout = model.dropout
 
@@ -85,13 +83,3 @@ def attention(
         return jnp.concatenate(mixed, axis=1).reshape(b, t, h, r)
 
     return mix
-
-
-def query_blocks(t: int) -> list[tuple[int, int]]:
-    """The (start, end) of each block of queries."""
-    return [(start, min(start + QUERY_BLOCK, t)) for start in range(0, t, QUERY_BLOCK)]
-
-
-def attended_keys(t: int) -> float:
-    """Keys that a query is multiplied with, on average over t positions: about half of t for long contexts."""
-    return sum((end - start) * end for start, end in query_blocks(t)) / t

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import weights
-from wmresearch.model.attention import attended_keys
+from wmresearch.head_output.orders import attended_keys
 from wmresearch.model.transformer import Transformer
 
 TRAINING_FACTOR = 3
@@ -99,8 +99,10 @@ def head_output_weights(model: ModelConfig) -> tuple[WeightShape, ...]:
     """The head output's own parameters, by name."""
     head_output = Transformer(model, 1).blocks[0].attention.head_output
     params = weights.shapes(head_output)
-    symbols, layers = head_output.symbols, model.n_layers
-    return tuple(WeightShape(n, symbols[n], leaf.shape, leaf.size, leaf.size * layers) for n, leaf in params.items())
+    layers = model.n_layers
+    return tuple(
+        WeightShape(n, head_output.symbol(n), leaf.shape, leaf.size, leaf.size * layers) for n, leaf in params.items()
+    )
 
 
 def bytes_of(dtype: str) -> int:

@@ -23,9 +23,9 @@ Apply: TypeAlias = Callable[[Params, Int[Array, "b t"], PRNGKeyArray | None], Fl
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm order."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, layer: int) -> None:
         self.attention_norm = Norm(model)
-        self.attention = Attention(model)
+        self.attention = Attention(model, layer)
         self.mlp_norm = Norm(model)
         self.mlp = Mlp(model)
         self.dropout = model.dropout
@@ -47,7 +47,7 @@ class Transformer(nnx.Module):
         self.embedding = weight((vocab_size, d), Normal(std), dtype)
         learned = isinstance(model.positions, LearnedPositions)
         self.positions = weight((model.context, d), Normal(std), dtype) if learned else None
-        self.blocks = nnx.List([Block(model) for _ in range(model.n_layers)])
+        self.blocks = nnx.List([Block(model, layer) for layer in range(model.n_layers)])
         self.final_norm = Norm(model)
         self.logits = None if model.tie_embeddings else weight((d, vocab_size), Normal(std), dtype)
         self.dropout = model.dropout

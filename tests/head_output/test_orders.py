@@ -1,0 +1,102 @@
+"""The three orders of evaluation are one function, for every kind of head output."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from pydantic import TypeAdapter
+
+from wmresearch.config.head_output import HeadOutput
+from wmresearch.config.model import ModelConfig
+from wmresearch.head_output import KINDS
+from wmresearch.head_output.orders import ORDERS, attended_keys, cheapest
+from wmresearch.head_output.weights import initialize
+from wmresearch.model.attention import Attention
+
+SETTINGS: dict[str, list[dict]] = {
+    "standard": [{}],
+    "factorized": [{"rank": 3}, {"rank": 16}],
+    "dense": [{}],
+}
+"""For every kind, at least one setting that the laws are tried at."""
+CASES = [(kind, setting) for kind, settings in SETTINGS.items() for setting in settings]
+NAMES = [f"{kind} {setting}" for kind, setting in CASES]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def layer(kind, setting, order="auto", kv_heads=2, bias=True):
+    config = TypeAdapter(HeadOutput).validate_python({"kind": kind, "order": order, **setting})
+    model = ModelConfig(
+        d_model=16, n_layers=1, n_heads=4, n_kv_heads=kv_heads, context=12, bias=bias, param_dtype="float64",
+        dtype="float64", head_output=config,
+    )  # fmt: skip
+    return Attention(model)
+
+
+def randomized(module):
+    draw = np.random.default_rng(0)
+    abstract = jax.eval_shape(lambda: initialize(module, jax.random.key(0)))
+    return jax.tree.map(lambda leaf: jnp.asarray(draw.standard_normal(leaf.shape)), abstract)
+
+
+def test_every_kind_has_a_setting():
+    assert SETTINGS.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+def test_orders_agree_in_value_and_gradient(kind, setting):
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 12, 16)))
+    results = {}
+    for order in ORDERS:
+        module = layer(kind, setting, order)
+        graph, _ = nnx.split(module)
+        assert module.head_output.order == order
+
+        def loss(params, x, graph=graph):
+            y = nnx.merge(graph, params)(x)
+            return jnp.sum(jnp.sin(y)), y
+
+        results[order] = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(randomized(module), x)
+    first, *others = results.values()
+    for other in others:
+        for want, got in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
+            scale = float(jnp.abs(want).max())
+            np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-10, atol=1e-10 * max(scale, 1))
+
+
+@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+def test_the_layer_is_the_sum_of_attention_times_maps(kind, setting):
+    """y = Σ_i P_i X M_i (+ biases), M_i from `factors()`, P_i recovered by mixing the identity."""
+    module = layer(kind, setting, bias=False)
+    module = nnx.merge(nnx.split(module)[0], randomized(module))
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((1, 12, 16)))
+    draw = np.random.default_rng(2)
+    p = jax.nn.softmax(jnp.asarray(draw.standard_normal((1, 4, 12, 12))), axis=-1)
+
+    def mix(value_bskr):
+        return jnp.einsum("bhts,bshr->bthr", p, jnp.repeat(value_bskr, 4 // value_bskr.shape[2], axis=2))
+
+    maps = module.head_output.factors().dense()
+    assert maps.shape == (4, 16, 16)
+    expected = sum(p[0, i] @ x[0] @ maps[i] for i in range(4))
+    np.testing.assert_allclose(np.asarray(module.head_output(x, mix))[0], np.asarray(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+def test_auto_is_the_order_with_the_fewest_operations(kind, setting):
+    module = layer(kind, setting).head_output
+    cost, attended = module.path_cost(), attended_keys(12)
+    assert module.order == cheapest(cost, attended)
+    assert module.flops_per_token(attended) == min(cost.flops_per_token(order, attended) for order in ORDERS)
+
+
+def test_a_low_rank_attends_then_writes_and_a_free_map_mixes_first():
+    assert layer("standard", {}).head_output.order == "attend_then_write"
+    assert layer("factorized", {"rank": 7}).head_output.order == "attend_then_write"
+    assert layer("dense", {}).head_output.cache_per_token() == 16  # x itself, one for all heads
