@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 from pydantic import TypeAdapter
 
+from tests.model.counting import product_flops
 from wmresearch.config.head_output import HeadOutput
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output import KINDS
+from wmresearch.head_output import KINDS, make_head_output
 from wmresearch.head_output.orders import ORDERS, attended_keys, cheapest
 from wmresearch.head_output.weights import initialize
 from wmresearch.model.attention import Attention
@@ -18,6 +19,14 @@ SETTINGS: dict[str, list[dict]] = {
     "standard": [{}],
     "factorized": [{"rank": 3}, {"rank": 16}],
     "dense": [{}],
+    "shared_basis": [{"rank": 5}, {"rank": 3, "share": "model"}],
+    "low_rank_diagonal": [{"rank": 3}],
+    "block_diagonal": [{"blocks": 4}],
+    "kronecker": [{"outer": 2}, {"outer": 4, "terms": 3}],
+    "monarch": [{"blocks": 4}, {"blocks": 2}],
+    "none": [{}],
+    "fixed_orthogonal": [{}],
+    "identity_value": [{}],
 }
 """For every kind, at least one setting that the laws are tried at."""
 CASES = [(kind, setting) for kind, settings in SETTINGS.items() for setting in settings]
@@ -86,6 +95,30 @@ def test_the_layer_is_the_sum_of_attention_times_maps(kind, setting):
     assert maps.shape == (4, 16, 16)
     expected = sum(p[0, i] @ x[0] @ maps[i] for i in range(4))
     np.testing.assert_allclose(np.asarray(module.head_output(x, mix))[0], np.asarray(expected), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+def test_operations_are_those_of_the_program(kind, setting, order):
+    module = layer(kind, setting, order)
+    graph, _ = nnx.split(module)
+    params = jax.eval_shape(lambda: initialize(module, jax.random.key(0)))
+    x = jax.ShapeDtypeStruct((2, 12, 16), jnp.float64)
+    program = jax.make_jaxpr(lambda params, x: nnx.merge(graph, params)(x))(params, x)
+    assert 2 * 12 * module.flops_per_token(attended_keys(12)) == pytest.approx(product_flops(program.jaxpr), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["standard", "dense", "shared_basis", "block_diagonal", "none", "fixed_orthogonal"])
+def test_maps_start_as_large_as_the_standard_ones(kind):
+    """‖M_i‖_F, averaged over heads."""
+    with jax.enable_x64(False):
+        setting = {"rank": 24} if kind == "shared_basis" else {"blocks": 4} if kind == "block_diagonal" else {}
+        config = TypeAdapter(HeadOutput).validate_python({"kind": kind, **setting})
+        model = ModelConfig(d_model=64, n_layers=1, n_heads=4, context=8, bias=False, head_output=config)
+        module = make_head_output(model)
+        made = nnx.merge(nnx.split(module)[0], initialize(module, jax.random.key(0)))
+        norm = float(jnp.sqrt(jnp.square(made.factors().dense()).sum() / 4))
+        assert norm == pytest.approx(64 * model.product_std, rel=0.15)
 
 
 @pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)

@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
+from tests.model.counting import product_flops
 from wmresearch.config import load_run
 from wmresearch.config.head_output import FactorizedConfig, StandardConfig
 from wmresearch.config.model import ModelConfig
@@ -23,21 +23,6 @@ SHAPES = [
 
 def config(**changes):
     return ModelConfig.model_validate({"d_model": 32, "n_layers": 3, "n_heads": 4} | changes)
-
-
-def product_flops(jaxpr):
-    """2 × multiply-adds of every matrix product in a program."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            total += 2 * equation.outvars[0].aval.size * int(np.prod([left[axis] for axis in contracted]))
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                total += product_flops(inner)
-    return total
 
 
 @pytest.mark.parametrize("changes", SHAPES)

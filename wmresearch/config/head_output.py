@@ -56,9 +56,7 @@ class FactorizedConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        if self.rank > model.d_model:
-            expected = f"a rank from 1 to d_model = {model.d_model}"
-            yield Check("head_output.rank", expected, ("d_model",), "a d × d map has rank at most d")
+        yield from _rank_within(self.rank, model)
 
 
 class DenseConfig(HeadOutputConfig):
@@ -67,4 +65,128 @@ class DenseConfig(HeadOutputConfig):
     kind: Literal["dense"] = "dense"
 
 
-HeadOutput = Annotated[StandardConfig | FactorizedConfig | DenseConfig, Field(discriminator="kind"), NameAsKind]
+class SharedBasisConfig(HeadOutputConfig):
+    """W_M_i = U C_i V: bases U (d × u) and V (v × d) that heads share, and a small core C_i (u × v) per head."""
+
+    kind: Literal["shared_basis"] = "shared_basis"
+    rank: int = Field(ge=1)
+    """u and v, from 1 to `model.d_model`."""
+    share: Literal["layer", "model"] = "layer"
+    """Whether the bases are shared by the heads of a layer or by those of all layers."""
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _rank_within(self.rank, model)
+
+
+class LowRankDiagonalConfig(HeadOutputConfig):
+    """W_M_i = A_i B_i + diag(c_i)."""
+
+    kind: Literal["low_rank_diagonal"] = "low_rank_diagonal"
+    rank: int = Field(ge=1)
+    """r of A_i B_i, from 1 to `model.d_model`."""
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _rank_within(self.rank, model)
+
+
+class BlockDiagonalConfig(HeadOutputConfig):
+    """W_M_i block-diagonal, in equal blocks."""
+
+    kind: Literal["block_diagonal"] = "block_diagonal"
+    blocks: int = Field(ge=1)
+    """How many; divides `model.d_model`."""
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _divides("blocks", self.blocks, model)
+
+
+class KroneckerConfig(HeadOutputConfig):
+    """W_M_i = Σ_s P_is ⊗ Q_is with P (p × p) and Q (d/p × d/p)."""
+
+    kind: Literal["kronecker"] = "kronecker"
+    outer: int = Field(ge=1)
+    """p, the size of the outer factor; divides `model.d_model`."""
+    terms: int = Field(default=1, ge=1)
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _divides("outer", self.outer, model)
+
+
+class MonarchConfig(HeadOutputConfig):
+    """W_M_i a product of two block-diagonal matrices with a permutation between (Dao et al. 2022, arXiv 2204.00595)."""
+
+    kind: Literal["monarch"] = "monarch"
+    blocks: int = Field(ge=1)
+    """Blocks of the first one; divides `model.d_model`, and √d_model is the cheapest."""
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _divides("blocks", self.blocks, model)
+
+
+class NoOutputConfig(HeadOutputConfig):
+    """No output projection: each head writes its values to its own slice of the residual stream; the MLP mixes."""
+
+    kind: Literal["none"] = "none"
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _slices(self.kind, model)
+
+
+class FixedOrthogonalConfig(HeadOutputConfig):
+    """W_M_i = W_V_i Q_i, the Q_i rows of an orthogonal matrix that is not trained."""
+
+    kind: Literal["fixed_orthogonal"] = "fixed_orthogonal"
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _slices(self.kind, model)
+
+
+class IdentityValueConfig(HeadOutputConfig):
+    """W_V = I: head i reads the i-th slice of x as it is, and writes it through W_O_i."""
+
+    kind: Literal["identity_value"] = "identity_value"
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        yield from _slices(self.kind, model)
+
+
+def _rank_within(rank: int, model: ModelConfig) -> Iterator[Check]:
+    if rank > model.d_model:
+        expected = f"a rank from 1 to d_model = {model.d_model}"
+        yield Check("head_output.rank", expected, ("d_model",), "a d × d map has rank at most d")
+
+
+def _divides(key: str, number: int, model: ModelConfig) -> Iterator[Check]:
+    if model.d_model % number:
+        yield Check(f"head_output.{key}", f"a divisor of d_model = {model.d_model}", ("d_model",))
+
+
+def _slices(kind: str, model: ModelConfig) -> Iterator[Check]:
+    if model.n_heads * model.head_width != model.d_model:
+        expected = f"another kind, or n_heads · d_head = d_model: {kind} gives each head a slice of the residual stream"
+        yield Check("head_output.kind", expected, ("d_model", "n_heads", "d_head"))
+
+
+HeadOutput = Annotated[
+    StandardConfig
+    | FactorizedConfig
+    | DenseConfig
+    | SharedBasisConfig
+    | LowRankDiagonalConfig
+    | BlockDiagonalConfig
+    | KroneckerConfig
+    | MonarchConfig
+    | NoOutputConfig
+    | FixedOrthogonalConfig
+    | IdentityValueConfig,
+    Field(discriminator="kind"),
+    NameAsKind,
+]

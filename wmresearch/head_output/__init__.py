@@ -24,9 +24,9 @@ def _kinds(base: type[Any]) -> Iterator[type[HeadOutput]]:
 KINDS: dict[str, type[HeadOutput]] = {member.kind: member for member in _kinds(HeadOutput)}
 
 
-def make_head_output(model: ModelConfig, layer: int = 0) -> HeadOutput:
+def make_head_output(model: ModelConfig, layer: int = 0, first: HeadOutput | None = None) -> HeadOutput:
     """The head output of a layer as the config says, its parameters not yet made."""
-    return KINDS[model.head_output.kind](model.head_output, model, layer)
+    return KINDS[model.head_output.kind](model.head_output, model, layer, first)
 
 
 __all__ = ["KINDS", "HeadOutput", "Mix", "make_head_output"]

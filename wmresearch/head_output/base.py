@@ -33,9 +33,12 @@ class HeadOutput(nnx.Module, abc.ABC):
     symbols: ClassVar[dict[str, str]] = {}
     """Parameter → its symbol in the formula, where that differs from the name."""
 
-    def __init__(self, config: HeadOutputConfig, model: ModelConfig, layer: int) -> None:
-        """A kind declares its parameters and then calls this, which needs `path_cost`."""
-        del layer  # for kinds whose layers differ
+    def __init__(self, config: HeadOutputConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
+        """A kind declares its parameters and then calls this, which needs `path_cost`.
+
+        `first` is the head output of layer 0 (None in that layer itself), for kinds whose layers share parameters.
+        """
+        del layer, first
         self.heads = model.n_heads
         cost = self.path_cost()
         attended = attended_keys(model.context)
@@ -105,13 +108,7 @@ class LowRankOutput(HeadOutput):
         """B."""
 
     def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
-        b, t, heads, d = x_btkd.shape
-        weight_dkr = self.read_weight()
-        _, k, r = weight_dkr.shape
-        if heads == 1:  # one large product on [b·t, d]
-            return (x_btkd.reshape(b * t, d) @ weight_dkr.reshape(d, k * r)).reshape(b, t, k, r)
-        grouped = x_btkd.reshape(b, t, k, heads // k, d)
-        return jnp.einsum("btkgd,dkr->btkgr", grouped, weight_dkr).reshape(b, t, heads, r)
+        return read_heads(x_btkd, self.read_weight())
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
         return jnp.einsum("bthr,hrd->btd", z_bthr, self.write_weight())
@@ -120,8 +117,39 @@ class LowRankOutput(HeadOutput):
         return jnp.einsum("bthr,hrd->bthd", z_bthr, self.write_weight())
 
     def factors(self) -> FactoredMatrix:
-        read_kdr = jnp.moveaxis(self.read_weight(), 0, 1)
-        return FactoredMatrix(jnp.repeat(read_kdr, self.heads // read_kdr.shape[0], axis=0), self.write_weight())
+        return low_rank_factors(self.read_weight(), self.write_weight())
+
+
+class WholeReading(HeadOutput):
+    """A head reads x itself (r = d, one value head that all share), and its map is all in what it writes."""
+
+    def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
+        return x_btkd
+
+    def whole_cost(self, d: int, heads: int, write: float) -> PathCost:
+        """Reading is free."""
+        return PathCost(d, heads, 1, d, read=0.0, read_each=0.0, write=write, write_each=write)
+
+
+def read_heads(x_btkd: Float[Array, "b t h|1 d"], weight_dkr: Float[Array, "d k r"]) -> Float[Array, "b t k r"]:
+    """X A_k of one x for all k value heads, or x_i A_g(i) of an x for each query head."""
+    b, t, heads, d = x_btkd.shape
+    _, k, r = weight_dkr.shape
+    if heads == 1:  # one large product on [b·t, d]
+        return (x_btkd.reshape(b * t, d) @ weight_dkr.reshape(d, k * r)).reshape(b, t, k, r)
+    grouped = x_btkd.reshape(b, t, k, heads // k, d)
+    return jnp.einsum("btkgd,dkr->btkgr", grouped, weight_dkr).reshape(b, t, heads, r)
+
+
+def low_rank_factors(read_dkr: Float[Array, "d k r"], write_hrd: Float[Array, "h r d"]) -> FactoredMatrix:
+    """M_i = A_g(i) B_i for every query head."""
+    group = write_hrd.shape[0] // read_dkr.shape[1]
+    return FactoredMatrix(jnp.repeat(jnp.moveaxis(read_dkr, 0, 1), group, axis=0), write_hrd)
+
+
+def full_rank(map_hdd: Float[Array, "h d d"]) -> FactoredMatrix:
+    """Maps without a smaller form, as M_i I."""
+    return FactoredMatrix(map_hdd, jnp.broadcast_to(jnp.eye(map_hdd.shape[-1], dtype=map_hdd.dtype), map_hdd.shape))
 
 
 def low_rank_cost(d: int, k: int, h: int, r: int) -> PathCost:

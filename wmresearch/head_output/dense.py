@@ -8,12 +8,12 @@ from jaxtyping import Array, Float
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import DenseConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import HeadOutput
+from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Normal, weight
 
 
-class DenseHeadOutput(HeadOutput):
+class DenseHeadOutput(WholeReading):
     """y = Σ_i P_i x M_i, M `[h, d, d]` free: a strict superset of the factorized maps with h/2 times the parameters.
 
     A head reads x itself (r = d) and writes z_i M_i. Entries start with the standard product's standard deviation.
@@ -22,13 +22,10 @@ class DenseHeadOutput(HeadOutput):
     kind = "dense"
     symbols = {"map": "M"}
 
-    def __init__(self, config: DenseConfig, model: ModelConfig, layer: int) -> None:
+    def __init__(self, config: DenseConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h = model.d_model, model.n_heads
         self.map = weight((h, d, d), Normal(model.product_std), model.param_dtype)
-        super().__init__(config, model, layer)
-
-    def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
-        return x_btkd
+        super().__init__(config, model, layer, first)
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
         return jnp.einsum("bthr,hrd->btd", z_bthr, self.map[...])
@@ -38,8 +35,7 @@ class DenseHeadOutput(HeadOutput):
 
     def path_cost(self) -> PathCost:
         h, d, _ = self.map.shape
-        return PathCost(d, h, 1, d, read=0.0, read_each=0.0, write=2.0 * h * d * d, write_each=2.0 * h * d * d)
+        return self.whole_cost(d, h, write=2.0 * h * d * d)
 
     def factors(self) -> FactoredMatrix:
-        h, d, _ = self.map.shape
-        return FactoredMatrix(self.map[...], jnp.broadcast_to(jnp.eye(d, dtype=self.map.dtype), (h, d, d)))
+        return full_rank(self.map[...])

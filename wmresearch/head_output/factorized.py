@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from wmresearch.config.head_output import FactorizedConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import LowRankOutput, low_rank_cost
+from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Normal, weight
 
@@ -23,12 +23,12 @@ class FactorizedHeadOutput(LowRankOutput):
     kind = "factorized"
     symbols = {"factor_a": "A", "factor_b": "B"}
 
-    def __init__(self, config: FactorizedConfig, model: ModelConfig, layer: int) -> None:
+    def __init__(self, config: FactorizedConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, config.rank
         matched = (model.head_width / r) ** 0.25
         self.factor_a = weight((d, k, r), Normal(model.init_std * matched), model.param_dtype)
         self.factor_b = weight((h, r, d), Normal(model.residual_std * matched), model.param_dtype)
-        super().__init__(config, model, layer)
+        super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:
         return self.factor_a[...]

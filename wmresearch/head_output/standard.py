@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from wmresearch.config.head_output import StandardConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import LowRankOutput, low_rank_cost
+from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Normal, weight
 
@@ -20,11 +20,11 @@ class StandardHeadOutput(LowRankOutput):
     kind = "standard"
     symbols = {"value": "W_V", "output": "W_O", "value_bias": "b_V", "output_bias": "b_O"}
 
-    def __init__(self, config: StandardConfig, model: ModelConfig, layer: int) -> None:
+    def __init__(self, config: StandardConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, model.head_width
         self.value = weight((d, k, r), Normal(model.init_std), model.param_dtype)
         self.output = weight((h * r, d), Normal(model.residual_std), model.param_dtype)
-        super().__init__(config, model, layer)
+        super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:
         return self.value[...]

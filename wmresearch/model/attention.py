@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig, RotaryPositions
-from wmresearch.head_output import Mix, make_head_output
+from wmresearch.head_output import HeadOutput, Mix, make_head_output
 from wmresearch.head_output.orders import query_blocks
 from wmresearch.head_output.weights import Normal, bias, weight
 from wmresearch.model.layers import dropout, fold, rotate
@@ -17,13 +17,13 @@ from wmresearch.model.layers import dropout, fold, rotate
 class Attention(nnx.Module):
     """y = Σ_i P_i X M_i with P_i = softmax(causal(Q_i K_iᵀ / √e)), the M_i given by the head output."""
 
-    def __init__(self, model: ModelConfig, layer: int = 0) -> None:
+    def __init__(self, model: ModelConfig, layer: int = 0, first: HeadOutput | None = None) -> None:
         d, h, k, e = model.d_model, model.n_heads, model.kv_heads, model.head_width
         self.query = weight((d, h, e), Normal(model.init_std), model.param_dtype)
         self.key = weight((d, k, e), Normal(model.init_std), model.param_dtype)
         self.query_bias = bias((h, e), model.param_dtype) if model.bias else None
         self.key_bias = bias((k, e), model.param_dtype) if model.bias else None
-        self.head_output = make_head_output(model, layer)
+        self.head_output = make_head_output(model, layer, first)
         self.rope_theta = model.positions.theta if isinstance(model.positions, RotaryPositions) else None
         self.dropout = model.dropout
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+from flax import nnx
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import weights
@@ -56,31 +57,34 @@ def model_cost(model: ModelConfig, vocab_size: int) -> Cost:
     layers, d = len(transformer.blocks), model.d_model
     block = transformer.blocks[0]
     attention, head_output = block.attention, block.attention.head_output
-    own = weights.count(head_output)
+    own = weights.count(nnx.List([each.attention.head_output for each in transformer.blocks]))
     output_flops = head_output.flops_per_token(attended)
+    scores = layers * (weights.count(attention) - weights.count(head_output))
     norms = layers * (weights.count(block.attention_norm) + weights.count(block.mlp_norm))
-    embedding = weights.count(transformer) - layers * weights.count(block) - weights.count(transformer.final_norm)
+    norms += weights.count(transformer.final_norm)
+    mlp = layers * weights.count(block.mlp)
     untied = 0 if model.tie_embeddings else d * vocab_size
+    embedding = weights.count(transformer) - own - scores - norms - mlp - untied
     parts = (
-        PartCost("embeddings", embedding - untied, 0),
+        PartCost("embeddings", embedding, 0),
         PartCost(
             "queries, keys, scores",
-            layers * (weights.count(attention) - own),
+            scores,
             layers * (attention.flops_per_token(attended) - output_flops),
             layers * model.kv_heads * model.head_width,
         ),
         PartCost(
             f"head outputs ({head_output.kind})",
-            layers * own,
+            own,
             layers * output_flops,
             layers * head_output.cache_per_token(),
             layers * d,
         ),
-        PartCost("MLP", layers * weights.count(block.mlp), layers * block.mlp.flops_per_token(), 0, layers * d),
-        PartCost("norms", norms + weights.count(transformer.final_norm), 0),
+        PartCost("MLP", mlp, layers * block.mlp.flops_per_token(), 0, layers * d),
+        PartCost("norms", norms, 0),
         PartCost("logits" + (" (tied)" if model.tie_embeddings else ""), untied, 2.0 * d * vocab_size),
     )
-    return Cost(parts, layers * own)
+    return Cost(parts, own)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import LearnedPositions, ModelConfig
+from wmresearch.head_output import HeadOutput
 from wmresearch.head_output.weights import Normal, Params, weight
 from wmresearch.model.attention import Attention
 from wmresearch.model.layers import Norm, dropout, fold
@@ -23,9 +24,9 @@ Apply: TypeAlias = Callable[[Params, Int[Array, "b t"], PRNGKeyArray | None], Fl
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm order."""
 
-    def __init__(self, model: ModelConfig, layer: int) -> None:
+    def __init__(self, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         self.attention_norm = Norm(model)
-        self.attention = Attention(model, layer)
+        self.attention = Attention(model, layer, first)
         self.mlp_norm = Norm(model)
         self.mlp = Mlp(model)
         self.dropout = model.dropout
@@ -47,7 +48,9 @@ class Transformer(nnx.Module):
         self.embedding = weight((vocab_size, d), Normal(std), dtype)
         learned = isinstance(model.positions, LearnedPositions)
         self.positions = weight((model.context, d), Normal(std), dtype) if learned else None
-        self.blocks = nnx.List([Block(model, layer) for layer in range(model.n_layers)])
+        first = Block(model, 0, None)
+        shared = first.attention.head_output
+        self.blocks = nnx.List([first, *(Block(model, layer, shared) for layer in range(1, model.n_layers))])
         self.final_norm = Norm(model)
         self.logits = None if model.tie_embeddings else weight((d, vocab_size), Normal(std), dtype)
         self.dropout = model.dropout

@@ -1,0 +1,44 @@
+"""No output projection at all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from wmresearch.config.head_output import NoOutputConfig
+from wmresearch.config.model import ModelConfig
+from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
+from wmresearch.head_output.orders import PathCost
+from wmresearch.head_output.weights import Normal, weight
+
+
+class NoProjectionHeadOutput(LowRankOutput):
+    """y = concat_i(P_i x W_V_i): head i writes to its own slice of the residual stream, and the MLP has to mix.
+
+    M_i = W_V_i S_i, S_i the rows of the identity that belong to slice i; W_V `[d, k, r]`, h r = d. Entries in the slice
+    start √h times as large as the standard product's, so that ‖M_i‖_F starts equal.
+    """
+
+    kind = "none"
+    symbols = {"value": "W_V"}
+
+    def __init__(self, config: NoOutputConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
+        d, k, r = model.d_model, model.kv_heads, model.head_width
+        self.value = weight((d, k, r), Normal(model.product_std * model.n_heads**0.5), model.param_dtype)
+        super().__init__(config, model, layer, first)
+
+    def read_weight(self) -> Float[Array, "d k r"]:
+        return self.value[...]
+
+    def write_weight(self) -> Float[Array, "h r d"]:
+        d, _, r = self.value.shape
+        return jnp.eye(d, dtype=self.value.dtype).reshape(-1, r, d)
+
+    def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
+        return z_bthr.reshape(*z_bthr.shape[:2], -1)
+
+    def path_cost(self) -> PathCost:
+        d, k, r = self.value.shape
+        return dataclasses.replace(low_rank_cost(d, k, d // r, r), write=0.0)
