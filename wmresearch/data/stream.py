@@ -12,15 +12,18 @@ from numpy.typing import NDArray
 from wmresearch.config import ConfigError, Problem
 
 _EVERY_ROW = slice(None)
+_OFFSETS = 2**32 - 1
+"""Offsets are drawn as a shuffle of this many, modulo the context."""
 
 
 class Stream:
     """Shuffled windows of a token array: batch(step) depends on tokens, batch size, context, seed and step alone.
 
-    Row i of step s is window j = s · batch_size + i of an endless sequence. An epoch has n windows of context + 1
-    tokens, neighbours sharing one token, n the same in each epoch. In epoch e = ⌊j / n⌋ window j starts at
-    φ_e + context · π_e(j mod n): π_e a permutation and φ_e in [0, context) (less for an array of under two windows) an
-    offset, both drawn from (seed, e). So each window comes once an epoch, and borders differ between epochs.
+    Row i of step s is window j = s · batch_size + i of an endless sequence. The array is cut into n stretches of
+    `context` tokens. In epoch e = ⌊j / n⌋, with i = j mod n, window j has context + 1 tokens from context · π_e(i) +
+    φ_e(i) on: π_e a permutation of the stretches, φ_e an offset in [0, context) for each window (less for an array of
+    under two windows), both drawn from (seed, e). So an epoch visits each stretch once, and a token stands at another
+    place of its window each time.
 
     Holds no state: any number of threads and processes may ask for any step in any order.
     """
@@ -50,22 +53,24 @@ class Stream:
         return tokens.reshape(n, self.batch_size, self.context + 1)
 
     def _gather(self, indices: range) -> NDArray[np.int32]:
-        drawn: dict[int, tuple[int, int]] = {}
+        keys: dict[int, tuple[int, int]] = {}
+        last = self.windows_per_epoch - 1
         starts = np.empty(len(indices), np.int64)
         for place, index in enumerate(indices):
             epoch, position = divmod(index, self.windows_per_epoch)
-            if epoch not in drawn:
-                drawn[epoch] = self._draw(epoch)
-            offset, key = drawn[epoch]
+            if epoch not in keys:
+                keys[epoch] = self._keys(epoch)
+            for_stretch, for_offset = keys[epoch]
             # max_index is the last index, the seed has 32 bits, rounds are even and at least 4
-            shuffled = self._shuffle(index=position, max_index=self.windows_per_epoch - 1, seed=key, rounds=4)
-            starts[place] = offset + self.context * shuffled
+            stretch = self._shuffle(index=position, max_index=last, seed=for_stretch, rounds=4)
+            offset = self._shuffle(index=position, max_index=_OFFSETS - 1, seed=for_offset, rounds=4) % self._n_offsets
+            starts[place] = self.context * stretch + offset
         return self._windows[starts].astype(np.int32)
 
-    def _draw(self, epoch: int) -> tuple[int, int]:
-        """(offset, seed of the permutation), from a hash: the same on every machine and version of every library."""
-        digest = hashlib.blake2b(f"{self.seed} {epoch}".encode(), digest_size=12).digest()
-        return int.from_bytes(digest[:8], "little") % self._n_offsets, int.from_bytes(digest[8:], "little")
+    def _keys(self, epoch: int) -> tuple[int, int]:
+        """Seeds of the permutation and of the offsets, from a hash: the same on every machine."""
+        digest = hashlib.blake2b(f"{self.seed} {epoch}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def evaluation_windows(
