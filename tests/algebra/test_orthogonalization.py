@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.algebra.matrices import pairs
+from wmresearch.algebra.decompositions import qr
 from wmresearch.algebra.orthogonalization import orthonormalize, polar_factor
 
 few = settings(max_examples=20)
@@ -67,3 +68,20 @@ def test_float32_needs_no_fallback_at_any_condition_that_it_can_tell_from_defici
     np.testing.assert_allclose(q.swapaxes(-1, -2) @ q, np.broadcast_to(np.eye(16), (2, 16, 16)), atol=1e-5)
     np.testing.assert_allclose(q @ r, np.asarray(a, np.float64), atol=2e-6)
     assert np.all(np.diagonal(r, axis1=-2, axis2=-1) > 0)  # Cholesky's sign; LAPACK's QR makes them negative
+
+
+@pytest.mark.parametrize("small", [1e-3, 1e-5, 1e-6])
+def test_a_singular_value_above_the_cut_off_counts_however_soon_the_others_arrive(small):
+    """All others are equal and done after a few steps, when the small one has hardly grown."""
+    rng = np.random.default_rng(0)
+    u, v = np.linalg.qr(rng.standard_normal((2, 2, 6, 6)))[0]
+    core = jnp.asarray(u * np.array([1, 1, 1, 1, 1, small]) @ v, jnp.float32)
+    np.testing.assert_allclose(np.linalg.svd(np.asarray(polar(core)), compute_uv=False), 1, atol=1e-3)
+
+
+def test_calls_that_run_at_once_do_not_wait_for_each_other():
+    """Batched LAPACK kernels of jaxlib do, for ever, once in some tens of calls on a machine of two cores."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 40, 20)), jnp.float32)
+    call = jax.jit(lambda x: [decomposition(x + i) for i in range(3) for decomposition in (qr, orthonormalize)])
+    for _ in range(200):
+        jax.block_until_ready(call(x))

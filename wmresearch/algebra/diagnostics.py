@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from wmresearch.algebra import norms, spectrum
+from wmresearch.algebra import decompositions, norms, spectrum
 from wmresearch.algebra.factored_matrix import FactoredMatrix
 from wmresearch.algebra.products import gram, matmul, safe_divide, transpose
 
@@ -65,5 +65,5 @@ def copying_score(
     The eigenvalues are those of the r × r matrix B (U E) A. Imaginary parts come in pairs and cancel in the sum.
     """
     product = matmul(matmul(matrix.b, matmul(unembedding_dv, embedding_vd)), matrix.a)
-    values = jnp.linalg.eigvals(product)
+    values = decompositions.eigenvalues(product)
     return safe_divide(jnp.sum(values.real, axis=-1), jnp.sum(jnp.abs(values), axis=-1))

@@ -13,24 +13,20 @@ import math
 
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float
 
+from wmresearch.algebra.decompositions import cholesky_and_inverse, qr, svd
 from wmresearch.algebra.products import gram, matmul, safe_divide, transpose
 
 _PASSES = 5
 """Two orthonormalize condition 1e3, three 1e6 (float32); a matrix that needs more has no full rank."""
+_LEAST_STEPS = 8
+"""A σ that began at the cut-off has grown past 32 ε by then, so that it is not taken for zero before it arrives."""
 
 
 def rank_cutoff(s: Float[Array, "*batch r"]) -> Bool[Array, "*batch r"]:
     """σ_i > 4 ε max σ: which singular values count. Rounding leaves about ε max σ of an exact zero."""
     return s > 4 * jnp.finfo(s.dtype).eps * jnp.max(s, axis=-1, keepdims=True)
-
-
-def householder(a: Float[Array, "*batch m r"]) -> tuple[Float[Array, "*batch m r"], Float[Array, "*batch r r"]]:
-    """A = Q R, QᵀQ = I whatever the rank of A, R upper triangular: LAPACK's QR."""
-    q, r = jnp.linalg.qr(a)
-    return q, r
 
 
 def orthonormalize(a: Float[Array, "*batch m r"]) -> tuple[Float[Array, "*batch m r"], Float[Array, "*batch r r"]]:
@@ -58,24 +54,24 @@ def orthonormalize(a: Float[Array, "*batch m r"]) -> tuple[Float[Array, "*batch 
 
     def one_pass(state: tuple) -> tuple:
         passes, q, triangle, g = state
-        lower = lax.linalg.cholesky(g + empty + r * eps * jnp.minimum(error(g), 1) * eye, symmetrize_input=False)
         # The inverse and a product, since a triangular solve with m right-hand sides is 20 times slower on CPUs. What
         # that loses is not seen: the next pass makes it up, and R stays the product of the Lᵀ.
-        inverse = solve_triangular(lower, eye, lower=True)
+        lower, inverse = cholesky_and_inverse(g + empty + r * eps * jnp.minimum(error(g), 1) * eye)
         q = matmul(q, transpose(inverse))
         return passes + 1, q, matmul(transpose(lower), triangle), gram(q)
 
     start = (jnp.int32(0), unit, eye, gram(unit))
     _, q, triangle, g = lax.while_loop(unfinished, one_pass, start)
-    return lax.cond(error(g) <= 32 * eps, lambda _: (q, triangle * (length * largest)), householder, a)
+    return lax.cond(error(g) <= 32 * eps, lambda _: (q, triangle * (length * largest)), qr, a)
 
 
 def polar_factor(core: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]:
     """U Vᵀ of the thin rank-k SVD core = U S Vᵀ, with k = the number of σ_i > 4 ε max σ.
 
     Newton–Schulz, X ← X (3 I − XᵀX) / 2 from X = core / ‖core‖_S4 (Higham, Functions of Matrices, 2008, ch. 8): only
-    products, each σ grows 1.5 times a step towards 1, exact zeros stay zero. The steps suffice for σ = 4 ε max σ;
-    smaller ones, which they leave between 0 and 1, send the whole batch to the SVD and its sharp cut-off.
+    products, each σ grows 1.5 times a step towards 1, exact zeros stay zero. Done when a step changes no entry by more
+    than 16 ε; by then a σ that is still that small began below the cut-off. The steps suffice for σ = 4 ε max σ;
+    smaller ones that they leave between 0 and 1 send the whole batch to the SVD and its sharp cut-off.
     """
     eps, r = jnp.finfo(core.dtype).eps, core.shape[-1]
     most = math.ceil(math.log(r**0.25 / (4 * eps), 1.5)) + 5  # S4 overestimates the largest σ by at most r^¼
@@ -84,7 +80,7 @@ def polar_factor(core: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]
 
     def unfinished(state: tuple) -> Bool[Array, ""]:
         steps, _, change = state
-        return (steps < most) & ~(change <= 8 * eps)
+        return (steps < _LEAST_STEPS) | (steps < most) & ~(change <= 32 * eps)
 
     def one_step(state: tuple) -> tuple:
         steps, x, _ = state
@@ -94,7 +90,7 @@ def polar_factor(core: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]
     _, w, change = lax.while_loop(unfinished, one_step, (jnp.int32(0), x, jnp.asarray(1, core.dtype)))
 
     def by_svd(core: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]:
-        u, s, vt = jnp.linalg.svd(core, full_matrices=False)
+        u, s, vt = svd(core)
         return matmul(u * rank_cutoff(s)[..., None, :], vt)
 
-    return lax.cond(change <= 8 * eps, lambda _: w, by_svd, core)
+    return lax.cond(change <= 32 * eps, lambda _: w, by_svd, core)

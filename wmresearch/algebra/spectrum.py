@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, Int
 
+from wmresearch.algebra import decompositions
 from wmresearch.algebra.orthogonalization import orthonormalize, polar_factor, rank_cutoff
 from wmresearch.algebra.products import matmul, safe_divide, transpose
 
@@ -20,11 +21,11 @@ def thin_svd(
     """M = U S Vᵀ, σ falling: A = Q_A R_A, Bᵀ = Q_B R_B by `basis`, the SVD of the r × r core R_A R_Bᵀ. O((m + n) r²).
 
     With the default basis a zero column of A, or row of B, leaves vectors that belong to σ = 0 shorter than 1;
-    `orthogonalization.householder` makes all of them orthonormal, many times slower.
+    `decompositions.qr` makes all of them orthonormal, many times slower.
     """
     q_a, r_a = basis(a)
     q_b, r_b = basis(transpose(b))
-    u, s, vt = jnp.linalg.svd(matmul(r_a, transpose(r_b)), full_matrices=False)
+    u, s, vt = decompositions.svd(matmul(r_a, transpose(r_b)))
     return matmul(q_a, u), s, matmul(vt, transpose(q_b))
 
 
@@ -36,7 +37,7 @@ def singular_values(a: Float[Array, "*batch m r"], b: Float[Array, "*batch r n"]
     it gives the derivative along one choice of vectors: sums over the repeated ones are right). First derivatives only.
     """
     r_a, r_b = orthonormalize(a)[1], orthonormalize(transpose(b))[1]
-    return jnp.linalg.svd(matmul(r_a, transpose(r_b)), compute_uv=False)
+    return decompositions.singular_values(matmul(r_a, transpose(r_b)))
 
 
 @singular_values.defjvp
@@ -123,4 +124,4 @@ def energy_rank(s: Float[Array, "*batch r"], share: float = 0.95) -> Int[Array, 
 
 def eigenvalues(a: Float[Array, "*batch n r"], b: Float[Array, "*batch r n"]) -> Complex[Array, "*batch r"]:
     """The r eigenvalues of the r × r matrix B A: those of A B, whose other n − r are zero. Order: LAPACK's."""
-    return jnp.linalg.eigvals(matmul(b, a))
+    return decompositions.eigenvalues(matmul(b, a))
