@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -90,10 +91,10 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and train none.")] = False,
 ) -> None:
     """Train every run of a sweep that is missing; start it again to go on."""
-    from wmresearch.reports.listings import plan_listing, settings_text
+    from wmresearch.reports.listings import plan_listing
     from wmresearch.sweeps.launchers import LocalLauncher
     from wmresearch.sweeps.plan import make_plan
-    from wmresearch.sweeps.store import statuses, write_plan
+    from wmresearch.sweeps.store import settings_text, statuses, write_plan
 
     del launcher  # there is one so far
     line = ProgressLine()
@@ -118,7 +119,8 @@ def sweep(
     for run in rest:
         which = f"{run.arm} {settings_text(run.settings)} seed {run.seed} ({run.run_id})"
         print(f"  {run.state}: {which} {run.reason or ''}".rstrip())
-    again = f"wm sweep {' '.join([file, *(overrides or [])])} --dir {directory}"
+    workers = ["--jobs", str(jobs)] if jobs > 1 else []
+    again = shlex.join(["wm", "sweep", file, *(overrides or []), "--dir", str(directory), *workers])
     if not completed:
         print(f"interrupted; go on with: {again}")
         raise typer.Exit(75)
@@ -135,10 +137,10 @@ def _steps_done(directory: Path) -> int:
 
 
 def _sweep_progress(directory: Path, name: str, started: float, before: int) -> str:
-    from wmresearch.sweeps.store import statuses
+    from wmresearch.sweeps.store import ENDED, statuses
 
     runs = statuses(directory)
-    ended = sum(run.state not in ("pending", "running") for run in runs)
+    ended = sum(run.state in ENDED for run in runs)
     running = [run for run in runs if run.state == "running"]
     parts = [f"{name}: {ended} of {len(runs)} runs done"]
     for run in running[:1]:

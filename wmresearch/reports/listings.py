@@ -5,22 +5,26 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from wmresearch.config import RunConfig
 from wmresearch.data import CorpusRow, load_corpus, vocab_size
-from wmresearch.model.cost import Cost, bytes_of, head_output_weights, model_cost
 from wmresearch.reports.numbers import duration, flops, quantity
 from wmresearch.sweeps.plan import Plan
-from wmresearch.sweeps.store import statuses
+from wmresearch.sweeps.store import settings_text, statuses
 from wmresearch.training.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from wmresearch.model.cost import Cost
 
 
 def plan_listing(plan: Plan, directory: Path) -> str:
     """The runs of a sweep with their state and size."""
+    from wmresearch.model.cost import model_cost  # it imports JAX, and a listing of states need not wait for that
+
     columns = ("run", "arm", "settings", "seed", "steps", "state", "parameters", "head outputs", "training FLOPs/token")
     costs: dict[str, Cost] = {}
     rows = []
@@ -52,11 +56,6 @@ def status_listing(directory: Path) -> str:
     return _table(columns, rows, right=5)
 
 
-def settings_text(settings: dict[str, Any]) -> str:
-    """'optimizer.learning_rate=0.003 …'."""
-    return " ".join(f"{key}={value}" for key, value in settings.items())
-
-
 def vocabulary(config: RunConfig) -> int:
     """Symbols of a run's tokenizer; only where they depend on the corpus is the corpus read."""
     return vocab_size(config.data.tokenizer) or load_corpus(config.data).tokenizer.vocab_size
@@ -64,6 +63,8 @@ def vocabulary(config: RunConfig) -> int:
 
 def cost_data(config: RunConfig) -> dict[str, Any]:
     """What a model costs, as plain data."""
+    from wmresearch.model.cost import head_output_weights, model_cost
+
     cost = model_cost(config.model, vocabulary(config))
     return {
         "parameters": cost.parameters,
@@ -76,6 +77,8 @@ def cost_data(config: RunConfig) -> dict[str, Any]:
 
 def cost_listing(config: RunConfig) -> str:
     """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part."""
+    from wmresearch.model.cost import bytes_of, head_output_weights, model_cost
+
     model = config.model
     cost = model_cost(model, vocabulary(config))
     number = bytes_of(model.dtype)

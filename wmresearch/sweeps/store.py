@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wmresearch.config import ConfigError, Problem
-from wmresearch.sweeps.plan import Plan
+from wmresearch.sweeps.plan import Plan, PlannedRun
 from wmresearch.training.files import read_json, write_json
-from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
+from wmresearch.training.run_directory import FINAL, RunBusyError, RunDirectory, RunLabels
+
+ENDED = ("finished", "diverged", "failed", "preempted")
+"""States of a run that nobody is training."""
 
 STALE_SECONDS = 60.0
 """A running run whose heartbeat is older is shown as silent."""
@@ -37,25 +41,18 @@ def write_plan(directory: Path, plan: Plan) -> None:
     """Lays out the sweep's directory. Runs that are there already keep what they have.
 
     Raises:
-        ConfigError: the directory holds another sweep.
+        ConfigError: the directory is or holds something else than this sweep.
     """
-    old = read_json(directory / "sweep.json")
-    if old is not None and old["name"] != plan.sweep.name:
-        expected = f"an empty folder, or one with sweep '{plan.sweep.name}'"
-        raise ConfigError([Problem(str(directory), "", f"sweep '{old['name']}'", expected, "choose another --dir")])
-    directory.mkdir(parents=True, exist_ok=True)
+    _refuse_another(directory, plan.sweep.name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = Problem(str(directory), "", "", "a folder that can be made and written", error.strerror or "")
+        raise ConfigError([problem]) from None
     for run in plan.runs:
         folder = RunDirectory(directory / run.run_id)
-        folder.path.mkdir(exist_ok=True)
-        labels = {"sweep": plan.sweep.name, "arm": run.arm, "role": run.role, "settings": run.settings}
-        summary = folder.summary()
-        if summary.get("state") not in FINAL:  # what is not part of the run's identity may have changed
-            folder.write_config(run.config)
-        if not summary:
-            named = RunLabels(run.run_id, plan.sweep.name, run.arm, run.role, run.settings)
-            folder.write_summary(named, run.config, "pending")
-        elif summary != summary | labels:  # the same run under a new name
-            write_json(folder.path / "summary.json", summary | labels)
+        with suppress(RunBusyError), folder.locked():  # a run that another launch is at is left to it
+            _lay_out(folder, plan.sweep.name, run)
     write_json(
         directory / "sweep.json",
         {
@@ -70,6 +67,28 @@ def write_plan(directory: Path, plan: Plan) -> None:
             ],
         },
     )
+
+
+def _refuse_another(directory: Path, name: str) -> None:
+    old = read_json(directory / "sweep.json")
+    found = f"sweep '{old['name']}'" if old is not None and old["name"] != name else ""
+    if old is None and (directory / "summary.json").exists():
+        found = "a single run"
+    if found:
+        expected = f"an empty folder, or one with sweep '{name}'"
+        raise ConfigError([Problem(str(directory), "", found, expected, "choose another --dir")])
+
+
+def _lay_out(folder: RunDirectory, sweep: str, run: PlannedRun) -> None:
+    labels = {"sweep": sweep, "arm": run.arm, "role": run.role, "settings": run.settings}
+    summary = folder.summary()
+    if summary.get("state") not in FINAL:  # what is not part of the run's identity may have changed
+        folder.write_config(run.config)
+    if not summary:
+        named = RunLabels(run.run_id, sweep, run.arm, run.role, run.settings)
+        folder.write_summary(named, run.config, "pending")
+    elif summary != summary | labels:  # the same run under a new name
+        write_json(folder.path / "summary.json", summary | labels)
 
 
 def read_plan(directory: Path) -> dict[str, Any]:
@@ -94,6 +113,11 @@ def missing(directory: Path) -> list[dict[str, Any]]:
 def statuses(directory: Path) -> list[RunStatus]:
     """Where each planned run is, in plan order."""
     return [_status(directory, run) for run in read_plan(directory)["runs"]]
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """'optimizer.learning_rate=0.003 …'."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _status(directory: Path, run: dict[str, Any]) -> RunStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from wmresearch.data import Stream, TokenizedCorpus, load_corpus
 from wmresearch.head_output.weights import decay_mask, initialize
 from wmresearch.model import Transformer, make_apply
 from wmresearch.model.cost import model_cost
+from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoints import Checkpoints, open_checkpoints
 from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.interruption import StopRequest, stop_on_signal
@@ -31,45 +33,59 @@ Report: TypeAlias = Callable[[Progress], None]
 Summary: TypeAlias = dict[str, Any]
 
 
-def train(config: RunConfig, path: Path, labels: RunLabels | None = None, report: Report = lambda _: None) -> Summary:
+def train(
+    config: RunConfig,
+    path: Path,
+    labels: RunLabels | None = None,
+    report: Report = lambda _: None,
+    stop: StopRequest | None = None,
+) -> Summary:
     """Trains a run in its directory, going on from its newest checkpoint, and returns its summary.
 
-    A run that is finished (or diverged) is not run again. What goes wrong is written into the directory as the run's
-    state and reason before it is raised.
+    A run that is finished (or diverged) is not run again. What goes wrong while it trains is written into the directory
+    as the run's state and reason before it is raised. SIGINT and SIGTERM preempt it, or the caller through `stop`.
 
     Raises:
         RunBusyError: another process works in the directory.
-        ConfigError: the directory holds a run whose scientific config differs; or the corpus is not usable.
+        ConfigError: the corpus is not usable, or the directory is or holds something else; nothing was written.
     """
     prepare_runtime(config)
+    started = time.monotonic()
+    corpus = load_corpus(config.data, lambda message: report(Progress(0, config.training.steps, message)))
+    stream = Stream(corpus.splits["train"].tokens, config.data.batch_size, config.model.context, config.seed)
+    identity = run_id(config, corpus.digest)
+    labels = labels or RunLabels(identity)
+    if labels.run_id != identity:
+        expected = f"the text of run {labels.run_id}, and it has changed since the sweep was planned"
+        raise ConfigError([Problem(str(path), "data.corpus", corpus.name, expected, "start the sweep again")])
     directory = RunDirectory(path)
+    refuse_another_run(directory, config, identity)
     with directory.locked():
-        started = time.monotonic()
-        corpus = load_corpus(config.data, lambda message: report(Progress(0, config.training.steps, message)))
-        labels = labels or RunLabels(run_id(config, corpus.digest))
         done = directory.summary()
-        if done and done["run_id"] != labels.run_id:
-            problem = Problem(
-                str(directory.path), "", f"run {done['run_id']}", f"an empty folder, or run {labels.run_id}",
-                "the config (or corpus) has changed since; choose another --dir",
-            )  # fmt: skip
-            raise ConfigError([problem])
         if done.get("state") in FINAL:
             return done
         (directory.path / "error.txt").unlink(missing_ok=True)
-        recorder = Recorder(config, directory, labels, report)
+        recorder = Recorder(config, directory, labels, report, done.get("wall_seconds") or 0.0)
         try:
-            with stop_on_signal() as stop:
-                state = _run(config, directory, labels, corpus, recorder, stop)
+            with nullcontext(stop) if stop else stop_on_signal() as stop:
+                state = _run(config, directory, labels, corpus, stream, recorder, stop)
         except DivergedError as error:
             return recorder.finish("diverged", str(error), started)
+        except KeyboardInterrupt:
+            recorder.finish("preempted", "interrupted before it could save; start again to go on", started)
+            raise
         except BaseException as error:
-            (directory.path / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            recorder.finish("failed", f"{type(error).__name__}: {error}", started)
+            directory.write_error(traceback.format_exc())
+            recorder.finish("failed", reason_of(error), started)
             raise
         if state is None:
             return recorder.finish("preempted", f"stopped by {stop.signal}; start again to go on", started)
         return recorder.finish("finished", None, started)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error's class and message, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500].removesuffix(": ")
 
 
 def _run(
@@ -77,6 +93,7 @@ def _run(
     directory: RunDirectory,
     labels: RunLabels,
     corpus: TokenizedCorpus,
+    stream: Stream,
     recorder: Recorder,
     stop: StopRequest,
 ) -> TrainState | None:
@@ -97,20 +114,22 @@ def _run(
     optimizer = make_optimizer(config.optimizer, training.steps, decay_mask(transformer))
     schedule = make_schedule(config.optimizer.schedule, config.optimizer.learning_rate, training.steps)
     per_dispatch = min(training.steps_per_dispatch, training.steps)
-    dispatch = make_dispatch(make_step(make_loss(apply), optimizer, schedule), per_dispatch)
+    room = max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
+    dispatch = make_dispatch(make_step(make_loss(apply), optimizer, schedule), room)
     evaluate = make_evaluate(apply)
     validate = make_evaluator(evaluate, corpus.splits["validation"], context)
-    stream = Stream(corpus.splits["train"].tokens, data.batch_size, context, config.seed)
     dropout_key = purpose_key(config.seed, Purpose.DROPOUT) if config.model.dropout else None
 
     with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
         params = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
         state, step = _restored(make_state(params, optimizer), checkpoints)
         recorder.resume(step)
+        if stop.signal is not None and step < training.steps:  # before anything is compiled
+            return None
         pending: tuple[int, int, Metrics] | None = None
         while step < training.steps:
             n = min(per_dispatch, _next_stop(config, step) - step)
-            tokens = np.zeros((per_dispatch, data.batch_size, context + 1), np.int32)
+            tokens = np.zeros((room, data.batch_size, context + 1), np.int32)
             tokens[:n] = stream.batches(step, n)
             state, metrics = dispatch(state, jnp.asarray(tokens), n, dropout_key)
             if pending is not None:  # read the last dispatch's metrics while this one runs
@@ -118,8 +137,9 @@ def _run(
             pending = (step, n, metrics)
             step += n
             last = step == training.steps
+            stopping = stop.signal is not None and not last
             evaluating = last or _due(step, training.evaluate_every)
-            saving = last or _due(step, training.checkpoint_every) or stop.signal is not None
+            saving = last or _due(step, training.checkpoint_every) or stopping
             if evaluating or saving:
                 recorder.steps(*pending)
                 pending = None
@@ -128,7 +148,7 @@ def _run(
                 if saving:
                     checkpoints.save(state, step)
                 recorder.pause()
-            if stop.signal is not None and not last:
+            if stopping:
                 return None
         if "test" in corpus.splits:
             recorder.test(make_evaluator(evaluate, corpus.splits["test"], context)(state.params))

@@ -19,6 +19,7 @@ def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule
     """
 
     def rate(step: Any) -> Any:
+        step = jnp.asarray(step, float)  # of a 32-bit integer JAX would make 32-bit floats, also in a float64 run
         u = jnp.clip((step - schedule.warmup) / max(steps - schedule.warmup, 1), 0.0, 1.0)
         after: Any = 1.0
         if isinstance(schedule, ConstantSchedule):

@@ -41,10 +41,16 @@ class Recorder:
     """One run's pen. Metrics hold only what follows from config and step; wall-clock figures go elsewhere."""
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, labels: RunLabels, report: Callable[[Progress], None]
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        labels: RunLabels,
+        report: Callable[[Progress], None],
+        earlier_seconds: float = 0.0,
     ) -> None:
+        """`earlier_seconds`: what earlier starts of the run took."""
         self._config, self._directory, self._labels, self._report = config, directory, labels, report
-        self._figures: dict[str, Any] = {}
+        self._figures: dict[str, Any] = {"wall_seconds": earlier_seconds}
         self._speed = Speed(config.data.batch_size * config.model.context)
         self._tracker: Tracker | None = None
         self._said = 0.0
@@ -99,7 +105,7 @@ class Recorder:
 
     def pause(self) -> None:
         """What came since the last dispatch was not training."""
-        self._speed.pause()
+        self._speed.restart()
 
     def validation(self, step: int, result: Evaluation) -> None:
         """The whole validation split was evaluated after a step."""
@@ -114,8 +120,8 @@ class Recorder:
         self._figures["test_loss"] = result.loss
 
     def finish(self, state: State, reason: str | None, started: float) -> dict[str, Any]:
-        """Writes the end of the run and returns its summary."""
-        self._figures["wall_seconds"] = time.monotonic() - started
+        """Writes the end of the run and returns its summary. `wall_seconds` adds up over the run's starts."""
+        self._figures["wall_seconds"] += time.monotonic() - started
         self._figures["tokens_per_second"] = self._speed.tokens_per_second
         summary = self._write_summary(state, reason)
         if self._tracker is not None:

@@ -4,6 +4,7 @@ config.yaml     the whole config            metrics.jsonl   functions of config 
 status.json     state and heartbeat         timing.jsonl    wall-clock figures
 summary.json    the result                  manifest.json   what it was made from
 checkpoints/    parameters and optimizer state
+error.txt       the traceback of what made the run fail, where it did
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from wmresearch.config import RunConfig, yaml_text
+from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
 from wmresearch.training.files import json_line, read_json, write_atomically, write_json
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
@@ -31,6 +32,10 @@ _SUMMARY_KEYS = (
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
     "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
     "head_output_parameters", "flops_per_token", "tokens_per_second", "wall_seconds",
+)  # fmt: skip
+
+_KEPT_ON_FAILURE = (
+    "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "flops_per_token", "wall_seconds",
 )  # fmt: skip
 
 
@@ -61,14 +66,18 @@ class RunDirectory:
 
         Raises:
             RunBusyError: another process holds it. The lock of a process that died is free.
+            ConfigError: there can be no such folder.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout:
             holder = (self.status() or {}).get("process", "another process")
             raise RunBusyError(f"{self.path}: {holder} is working on this run; wait for it or stop it") from None
+        except OSError as error:
+            problem = Problem(str(self.path), "", "", "a folder that can be made and written", error.strerror or "")
+            raise ConfigError([problem]) from None
         try:
             yield
         finally:
@@ -116,6 +125,17 @@ class RunDirectory:
         summary = {key: known.get(key) for key in _SUMMARY_KEYS}
         write_json(self.path / "summary.json", summary)
         return summary
+
+    def write_failure(self, labels: RunLabels, config: RunConfig, reason: str, details: str | None = None) -> None:
+        """Marks a run as failed from outside: what its summary knows of model, corpus and step is kept."""
+        old = self.summary()
+        kept = {key: old[key] for key in _KEPT_ON_FAILURE if key in old}
+        if details is not None:
+            self.write_error(details)
+        self.write_summary(labels, config, "failed", **kept, reason=reason)
+
+    def write_error(self, details: str) -> None:
+        write_atomically(self.path / "error.txt", details)
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", {"step": step, **metrics})

@@ -15,9 +15,9 @@ class Speed:
         self._started: float | None = None
         self._warm = False
 
-    def pause(self) -> None:
-        """What comes until the next mark is not training (an evaluation, a save)."""
-        self._started = None
+    def restart(self) -> None:
+        """What came since the last mark was not training (an evaluation, a save)."""
+        self._started = time.perf_counter()
 
     def mark(self, steps: int) -> None:
         """So many steps have ended since the last mark."""

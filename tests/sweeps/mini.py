@@ -1,0 +1,72 @@
+"""A sweep that is really run, once for all tests of a session that look at it; and `wm`, in this process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.training.examples import TEXT, tiny
+from wmresearch.cli import main
+from wmresearch.config import yaml_text
+from wmresearch.data import cache_folder
+
+ARMS = {
+    "W_o": {"model.head_output": {"kind": "standard"}},
+    "W_M rank 3": {"model.head_output": {"kind": "factorized", "rank": 3}},
+    "decay 1": {"optimizer.weight_decay": 1.0},
+}
+SEEDS = [0, 1]
+
+
+def write_sweep(folder: Path, name: str = "mini", base: dict | None = None, **changes) -> Path:
+    """Writes a text, a base config and a sweep of two arms with two seeds into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    data = base or tiny(Path("text.txt"))
+    (folder / "base.yaml").write_text(yaml_text.write(data), encoding="utf-8")
+    arms = {arm: ARMS[arm] for arm in ("W_o", "W_M rank 3")}
+    sweep = {"name": name, "base": "base.yaml", "baseline": "W_o", "arms": arms, "seeds": SEEDS} | changes
+    sweep["baseline"] = next(iter(sweep["arms"]))
+    (folder / "sweep.yaml").write_text(yaml_text.write(sweep), encoding="utf-8")
+    return folder / "sweep.yaml"
+
+
+def start_wm(*arguments: object, **more) -> subprocess.Popen:
+    """`wm` as a process."""
+    command = [sys.executable, "-m", "wmresearch.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def wm(capfd, *arguments: object) -> tuple[int, str, str]:
+    """`wm` in this process: exit code, standard output, standard error."""
+    capfd.readouterr()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["wm", *map(str, arguments)])
+        main()
+    return (ended.value.code or 0, *capfd.readouterr())
+
+
+def mini_sweep() -> Path:
+    """The folder of a sweep of three arms with two seeds, run by `wm sweep` with W&B offline.
+
+    `sweep.yaml` and what it needs, `runs` (the sweep's directory), and `out`, `err`, `code` of the command.
+    """
+    folder = cache_folder() / "mini-sweep"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):  # several workers of pytest share one
+        if not (folder / "code").exists():
+            base = tiny(Path("text.txt")) | {"tracking": {"wandb": {"mode": "offline"}}}
+            file = write_sweep(folder, base=base, arms=ARMS, seeds=SEEDS)
+            process = start_wm("sweep", file, "--dir", folder / "runs", cwd=folder)
+            out, err = process.communicate(timeout=300)
+            (folder / "out").write_text(out, encoding="utf-8")
+            (folder / "err").write_text(err, encoding="utf-8")
+            (folder / "code").write_text(str(process.returncode), encoding="utf-8")
+    return folder
+
+
+def trainings(directory: Path) -> dict[str, int]:
+    """Run → how often it was begun, as the folders that W&B made offline tell."""
+    return {path.parent.name: len(list(path.glob("offline-run-*"))) for path in directory.glob("*/wandb")}

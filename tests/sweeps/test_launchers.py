@@ -1,0 +1,169 @@
+"""Whole sweeps in real worker processes: what fails, dies, is stopped or is started twice."""
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.sweeps.mini import start_wm, trainings, wm, write_sweep
+from tests.training.examples import last_step, tiny, wait_until
+from wmresearch.reports.table import build_table
+from wmresearch.sweeps import launchers, worker
+from wmresearch.sweeps.launchers import LocalLauncher
+from wmresearch.sweeps.plan import make_plan
+from wmresearch.sweeps.store import missing, read_plan, statuses, write_plan
+from wmresearch.training.interruption import StopRequest
+from wmresearch.training.run_directory import RunDirectory
+
+
+def offline(steps=20):
+    return tiny(Path("text.txt"), steps) | {"tracking": {"wandb": {"mode": "offline"}}}
+
+
+def states(directory):
+    """Arm and seed → state."""
+    return {(status.arm, status.seed): status.state for status in statuses(directory)}
+
+
+def test_a_sweep_trains_all_of_its_runs_once_and_then_nothing(mini, copied, capfd):
+    assert (mini / "code").read_text() == "0", (mini / "err").read_text()
+    assert set(states(mini / "runs").values()) == {"finished"}
+    assert set(trainings(mini / "runs").values()) == {1}
+    out = (mini / "out").read_text()
+    assert re.fullmatch(rf"mini: 6 of 6 runs finished in {mini}/runs \(.*\)\ntable: wm table {mini}/runs\n", out)
+    file, directory = copied
+    before = {path: path.stat().st_mtime_ns for path in directory.glob("*/*") if path.name != ".lock"}
+    code, out, _ = wm(capfd, "sweep", file, "--dir", directory)
+    assert code == 0 and "6 of 6 runs finished" in out
+    assert {path: path.stat().st_mtime_ns for path in directory.glob("*/*") if path.name != ".lock"} == before
+
+
+def test_what_dies_fails_or_diverges_takes_nothing_else_with_it(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(launchers, "POLL_SECONDS", 0.05)
+    arms = {
+        "killed": {"training.evaluate_every": 5},
+        "broken": {"training.evaluate_every": 6},
+        "diverging": {"optimizer.learning_rate": 1e25, "optimizer.clip_norm": None},
+        "plain": {},
+    }
+    file, directory = write_sweep(tmp_path, base=offline(), arms=arms, seeds=[0]), tmp_path / "runs"
+    folders = {run.arm: directory / run.run_id for run in make_plan(file).runs}
+    (folders["broken"] / "metrics.jsonl").mkdir(parents=True)  # in the way
+
+    def kill():
+        run = RunDirectory(folders["killed"])
+        wait_until(run.status)
+        os.kill(int(run.status()["process"].split()[1]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code, out, err = wm(capfd, "sweep", file, "--dir", directory)
+    killer.join()
+    assert code == 1
+    assert states(directory) == {
+        ("killed", 0): "failed", ("broken", 0): "failed", ("diverging", 0): "diverged", ("plain", 0): "finished",
+    }  # fmt: skip
+    killed, broken = (RunDirectory(folders[arm]).summary() for arm in ("killed", "broken"))
+    assert "was killed by SIGKILL" in killed["reason"] and str(directory / "worker.log") in killed["reason"]
+    assert killed["parameters"] == broken["parameters"] > 0, "what was known is kept"
+    assert broken["reason"].startswith("IsADirectoryError")
+    assert "IsADirectoryError" in (folders["broken"] / "error.txt").read_text()
+    assert "1 of 4 runs finished" in out and "Traceback" not in out + err
+    for arm, state in (("killed", "failed"), ("broken", "failed"), ("diverging", "diverged")):
+        assert re.search(rf"^  {state}: {arm} +seed 0 \({folders[arm].name}\) \S", out, re.MULTILINE)
+    begun = trainings(directory)
+
+    (folders["broken"] / "metrics.jsonl").rmdir()
+    again = out.splitlines()[-1].removeprefix("run what is missing with: ")
+    code, out, _ = wm(capfd, *shlex.split(again)[1:])
+    assert code == 0, "a run that diverged is a result"
+    assert "3 of 4 runs finished" in out and out.endswith(f"table: wm table {directory}\n")
+    more = {folders[arm].name: begun.get(folders[arm].name, 0) + 1 for arm in ("killed", "broken")}
+    assert trainings(directory) == begun | more
+    table = build_table(directory)
+    rows = {row.arm: row for row in table.rows}
+    assert (rows["diverging"].n, rows["diverging"].diverged) == (0, 1) and any(
+        "diverged" in f for f in rows["diverging"].flags
+    )
+    assert {arm: row.n for arm, row in rows.items()} == {"killed": 1, "broken": 1, "diverging": 0, "plain": 1}
+
+
+def test_a_sweep_that_is_told_to_stop_saves_and_goes_on_where_it_was(tmp_path, capfd, monkeypatch):
+    base = tiny(Path("text.txt"), steps=600)
+    base["training"] |= {"steps_per_dispatch": 1, "evaluate_every": 300}
+    file, directory = write_sweep(tmp_path, base=base, arms={"W_o": {}}), tmp_path / "runs"
+    plan = make_plan(file)
+
+    # Only the launcher is told, and its worker has hardly begun to be a Python.
+    monkeypatch.setattr(launchers, "POLL_SECONDS", 0.01)
+
+    def stop():
+        wait_until((directory / "worker.log").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    code, out, _ = wm(capfd, "sweep", file, "--dir", directory)
+    stopper.join()
+    assert code == 75 and "interrupted; go on with: wm sweep" in out
+    assert set(states(directory).values()) <= {"pending", "preempted"}
+
+    # Ctrl-C: the terminal tells the launcher and its workers at once.
+    process = start_wm("sweep", file, "--dir", directory, "--jobs", 2, cwd=tmp_path, start_new_session=True)
+    wait_until(lambda: any(last_step(directory / run.run_id) for run in plan.runs))
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 75, err
+    assert "Traceback" not in err
+    assert "preempted" in states(directory).values() and set(states(directory).values()) <= {"pending", "preempted"}
+    assert "0 of 2 runs finished" in out
+    last = out.splitlines()[-1]
+    command = f"wm sweep {file} --dir {directory} --jobs 2"
+    assert last == f"interrupted; go on with: {command}"
+    assert 0 < max(status.step for status in statuses(directory)) < 600
+    timed = {path: path.read_bytes() for path in directory.glob("*/timing.jsonl")}
+
+    code, out, _ = wm(capfd, *shlex.split(command)[1:])
+    assert code == 0 and "2 of 2 runs finished" in out
+    for path, before in timed.items():
+        assert path.read_bytes().startswith(before), "it went on, and did not begin anew"
+
+
+def test_two_launches_at_once_train_no_run_twice(tmp_path):
+    file, directory = write_sweep(tmp_path, base=offline()), tmp_path / "runs"
+    write_plan(directory, make_plan(file))
+    both = [LocalLauncher(directory, 1) for _ in range(2)]
+    threads = [threading.Thread(target=launcher.run, args=(lambda: None,)) for launcher in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(states(directory).values()) == {"finished"}
+    assert trainings(directory) == {run["run_id"]: 1 for run in read_plan(directory)["runs"]}
+
+
+@pytest.mark.parametrize("change", ["deleted", "changed"])
+def test_a_run_whose_text_is_gone_since_the_plan_fails_and_says_so(change, tmp_path):
+    file, directory = write_sweep(tmp_path), tmp_path / "runs"
+    write_plan(directory, make_plan(file))
+    if change == "deleted":
+        (tmp_path / "text.txt").unlink()
+    else:
+        (tmp_path / "text.txt").write_text("another text\n" * 300)
+    run, answers = read_plan(directory)["runs"][0], io.StringIO()
+    assert worker.train_one(directory, "mini", run, answers, StopRequest())
+    assert json.loads(answers.getvalue()) == {"run_id": run["run_id"], "state": "failed"}
+    folder = RunDirectory(directory / run["run_id"])
+    summary = folder.summary()
+    assert summary["state"] == "failed" and summary["arm"] == run["arm"]
+    assert summary["reason"].startswith("ConfigError: ") and "\n" not in summary["reason"]
+    expected = "text.txt" if change == "deleted" else "has changed since the sweep was planned"
+    assert expected in summary["reason"]
+    assert (folder.path / "error.txt").read_text().startswith("Traceback")
+    assert run in missing(directory), "it is tried again at the next start"

@@ -1,0 +1,33 @@
+"""The offline W&B record of a really run sweep, read back with wandb's own reader."""
+
+import json
+import subprocess
+import sys
+
+from tests.sweeps.mini import SEEDS
+from wmresearch.config import yaml_text
+from wmresearch.sweeps.store import read_plan
+from wmresearch.training.run_directory import RunDirectory
+
+
+def test_a_record_has_the_config_the_metrics_at_their_steps_and_the_summary(mini):
+    planned = next(run for run in read_plan(mini / "runs")["runs"] if run["arm"] == "W_M rank 3")
+    run = RunDirectory(mini / "runs" / planned["run_id"])
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run.path / "wandb")]
+    read = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    records = [json.loads(line) for line in read.splitlines()]
+
+    (begun,) = [record["run"] for record in records if record["type"] == "run"]
+    config = {key: value for key, value in begun["config"]["update"].items() if key != "_wandb"}
+    assert config == yaml_text.read(run.path / "config.yaml") | {"arm": "W_M rank 3", "settings": {}}
+    assert (begun["run_id"], begun["run_group"], begun["job_type"]) == (planned["run_id"], "mini", "report")
+    assert begun["display_name"] == f"W_M rank 3 · seed {SEEDS[0]}"
+
+    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
+    assert [{key: value for key, value in row.items() if key[0] != "_"} for row in rows] == run.metrics()
+    metrics = [record["metric"] for record in records if record["type"] == "metric"]
+    assert {"step"} == {metric["step_metric"] for metric in metrics if metric.get("glob_name") == "*"}
+
+    summaries = [record["summary"]["update"] for record in records if record["type"] == "summary"]
+    assert run.summary() in summaries
+    assert [record["exit"]["exit_code"] for record in records if record["type"] == "exit"] == [0]
