@@ -10,7 +10,7 @@ from jax.tree_util import GetAttrKey
 from jaxtyping import Array, Complex, Float
 
 from wmresearch.algebra import norms, spectrum
-from wmresearch.algebra.decompositions import qr
+from wmresearch.algebra.orthogonalization import householder
 from wmresearch.algebra.products import matmul, safe_sqrt, transpose
 
 
@@ -82,7 +82,7 @@ class FactoredMatrix:
 
     def svd(self) -> tuple[Float[Array, "*batch m r"], Float[Array, "*batch r"], Float[Array, "*batch r n"]]:
         """M = U S Vᵀ: U, σ falling, Vᵀ, both orthonormal. Not for gradients: `singular_values` has a rule for them."""
-        return spectrum.thin_svd(self.a, self.b, qr)
+        return spectrum.thin_svd(self.a, self.b, householder)
 
     def singular_values(self) -> Float[Array, "*batch r"]:
         """σ_1 ≥ … ≥ σ_r."""
@@ -153,7 +153,7 @@ class FactoredMatrix:
         if covariance is not None:
             values, vectors = jnp.linalg.eigh(covariance)
             root = jnp.sqrt(jnp.maximum(values, 0))[..., :, None] * transpose(vectors)
-            vt = spectrum.thin_svd(matmul(root, self.a), self.b, qr)[2][..., :rank, :]
+            vt = spectrum.thin_svd(matmul(root, self.a), self.b, householder)[2][..., :rank, :]
             return FactoredMatrix(matmul(self.a, matmul(self.b, transpose(vt))), vt).balance()
         u, s, vt = self.svd()
         root_s = jnp.sqrt(s[..., :rank])

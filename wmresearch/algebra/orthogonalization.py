@@ -10,17 +10,18 @@ functions the batch as leading axes instead.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from wmresearch.algebra.decompositions import cholesky_and_inverse, qr, svd
-from wmresearch.algebra.products import gram, matmul, safe_divide, transpose
+from wmresearch.algebra.products import gram, matmul, safe_divide, safe_length, transpose
 
 _PASSES = 5
-"""Two orthonormalize condition 1e3, three 1e6 (float32); a matrix that needs more has no full rank."""
-_LEAST_STEPS = 8
+"""Two do for condition 1e3, three for 1e6 (float32); a matrix that needs more has no full rank."""
+_LEAST_STEPS = 5
 """A σ that began at the cut-off has grown past 32 ε by then, so that it is not taken for zero before it arrives."""
 
 
@@ -29,21 +30,66 @@ def rank_cutoff(s: Float[Array, "*batch r"]) -> Bool[Array, "*batch r"]:
     return s > 4 * jnp.finfo(s.dtype).eps * jnp.max(s, axis=-1, keepdims=True)
 
 
-def orthonormalize(a: Float[Array, "*batch m r"]) -> tuple[Float[Array, "*batch m r"], Float[Array, "*batch r r"]]:
-    """A = Q R, QᵀQ = I except that a zero column of A has a zero column in Q and in R; R upper triangular.
+class Basis(NamedTuple):
+    """A = Q R with Q = A₁ T, kept as these two: what is wanted of Q is mostly a product Q X = A₁ (T X)."""
 
-    Shifted Cholesky QR (Fukaya et al. 2020, arXiv 1809.11085), repeated until |QᵀQ − I| ≤ 32 ε: with G = QᵀQ + s I and
-    L Lᵀ = G, Q ← Q L⁻ᵀ and R ← Lᵀ R. The shift s = r ε min(1, |QᵀQ − I|) keeps the first factorization defined and
-    vanishes with the error it would otherwise leave. Columns are first scaled to length 1, so zero columns (ranks
-    padded to a common r) and badly scaled ones cost nothing. Householder QR for the whole batch where that fails.
+    source: Float[Array, "*batch m r"]
+    """A₁: A itself, or what it became"""
+    transform: Float[Array, "*batch r r"]
+    """T"""
+    triangle: Float[Array, "*batch r r"]
+    """R, upper triangular"""
+
+    def times(self, x: Float[Array, "*batch r k"]) -> Float[Array, "*batch m k"]:
+        """Q x."""
+        return matmul(self.source, matmul(self.transform, x))
+
+
+def householder(a: Float[Array, "*batch m r"]) -> Basis:
+    """QᵀQ = I whatever the rank of A: LAPACK's QR, many times slower than `orthonormalize`."""
+    q, triangle = qr(a)
+    return Basis(q, _identity(triangle), triangle)
+
+
+def orthonormalize(a: Float[Array, "*batch m r"]) -> Basis:
+    """QᵀQ = I except that a zero column of A has one in Q and in R; "zero" is a length below √(tiny / ε).
+
+    Cholesky QR on columns scaled to length 1, so that zero columns (ranks padded to a common r) and badly scaled ones
+    cost nothing: with S AᵀA S = L Lᵀ, T = S L⁻ᵀ and R = Lᵀ S⁻¹. Its error is ε times the squared condition, so this is
+    all where the mean of 1 / λ of L Lᵀ, which is ‖L⁻¹‖_F² / r, is at most 4: conditions of up to about 5. Else it is
+    repeated, on all, and where that fails it is Householder QR.
     """
-    dtype, r = a.dtype, a.shape[-1]
-    eps, eye = jnp.finfo(dtype).eps, jnp.broadcast_to(jnp.eye(r, dtype=dtype), (*a.shape[:-2], r, r))
-    largest = jnp.max(jnp.abs(a), axis=-2, keepdims=True)  # the squares of tiny entries would vanish
-    scaled = safe_divide(a, largest)
-    length = jnp.sqrt(jnp.sum(scaled * scaled, axis=-2, keepdims=True))
-    unit = safe_divide(scaled, length)
-    empty = eye * (length == 0)  # stands in G for the columns that are zero
+    g = gram(a)
+    eye = _identity(g)
+    length = safe_length(jnp.diagonal(g, axis1=-2, axis2=-1))
+    shrink = safe_divide(jnp.ones_like(length), length)
+    empty = eye * (length == 0)[..., None, :]  # stands in the Gram for the columns that are zero
+    scaled = g * shrink[..., :, None] * shrink[..., None, :] + empty
+    lower, inverse = cholesky_and_inverse(scaled)
+    good = jnp.max(jnp.sum(inverse * inverse, axis=(-1, -2)), initial=0) <= 4 * a.shape[-1]  # no, if it is NaN
+
+    def once(a: Float[Array, "*batch m r"]) -> Basis:
+        return Basis(a, shrink[..., :, None] * transpose(inverse), transpose(lower) * length[..., None, :])
+
+    def again(a: Float[Array, "*batch m r"]) -> Basis:
+        basis = _repeated_cholesky(a, shrink, scaled - empty, empty)
+        return basis._replace(triangle=basis.triangle * length[..., None, :])
+
+    return lax.cond(good, once, again, a)
+
+
+def _repeated_cholesky(
+    a: Float[Array, "*batch m r"],
+    shrink: Float[Array, "*batch r"],
+    g: Float[Array, "*batch r r"],
+    empty: Float[Array, "*batch r r"],
+) -> Basis:
+    """The basis of A S: shifted Cholesky QR (Fukaya et al. 2020, arXiv 1809.11085), until |QᵀQ − I| ≤ 32 ε.
+
+    With G = QᵀQ + s I and L Lᵀ = G, Q ← Q L⁻ᵀ and R ← Lᵀ R. The shift s = r ε min(1, |QᵀQ − I|) keeps the first
+    factorization defined and vanishes with the error that it would otherwise leave.
+    """
+    eps, r, eye = jnp.finfo(a.dtype).eps, a.shape[-1], _identity(g)
 
     def error(g: Float[Array, "*batch r r"]) -> Float[Array, ""]:
         return jnp.max(jnp.abs(g + empty - eye), initial=0)
@@ -60,21 +106,26 @@ def orthonormalize(a: Float[Array, "*batch m r"]) -> tuple[Float[Array, "*batch 
         q = matmul(q, transpose(inverse))
         return passes + 1, q, matmul(transpose(lower), triangle), gram(q)
 
-    start = (jnp.int32(0), unit, eye, gram(unit))
-    _, q, triangle, g = lax.while_loop(unfinished, one_pass, start)
-    return lax.cond(error(g) <= 32 * eps, lambda _: (q, triangle * (length * largest)), qr, a)
+    start = a * shrink[..., None, :]
+    _, q, triangle, g = lax.while_loop(unfinished, one_pass, (jnp.int32(0), start, eye, g))
+    return lax.cond(error(g) <= 32 * eps, lambda _: Basis(q, eye, triangle), householder, start)
+
+
+def _identity(like: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]:
+    return jnp.broadcast_to(jnp.eye(like.shape[-1], dtype=like.dtype), like.shape)
 
 
 def polar_factor(core: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]:
     """U Vᵀ of the thin rank-k SVD core = U S Vᵀ, with k = the number of σ_i > 4 ε max σ.
 
-    Newton–Schulz, X ← X (3 I − XᵀX) / 2 from X = core / ‖core‖_S4 (Higham, Functions of Matrices, 2008, ch. 8): only
-    products, each σ grows 1.5 times a step towards 1, exact zeros stay zero. Done when a step changes no entry by more
-    than 16 ε; by then a σ that is still that small began below the cut-off. The steps suffice for σ = 4 ε max σ;
-    smaller ones that they leave between 0 and 1 send the whole batch to the SVD and its sharp cut-off.
+    Newton–Schulz of order 5: X ← X + X (E/2 + 3/8 E²), E = I − XᵀX, from X = core / ‖core‖_S4 (Higham, Functions of
+    Matrices, 2008, ch. 8). Only products; each σ grows 15/8 times a step towards 1, exact zeros stay zero. Done when a
+    step changes no entry by more than 32 ε; by then a σ that is still that small began below the cut-off. The steps
+    suffice for σ = 4 ε max σ; smaller ones that they leave between 0 and 1 send the whole batch to the SVD and its
+    sharp cut-off.
     """
-    eps, r = jnp.finfo(core.dtype).eps, core.shape[-1]
-    most = math.ceil(math.log(r**0.25 / (4 * eps), 1.5)) + 5  # S4 overestimates the largest σ by at most r^¼
+    eps, r, eye = jnp.finfo(core.dtype).eps, core.shape[-1], _identity(core)
+    most = math.ceil(math.log(r**0.25 / (4 * eps), 15 / 8)) + 4  # S4 overestimates the largest σ by at most r^¼
     x = safe_divide(core, jnp.max(jnp.abs(core), axis=(-1, -2), keepdims=True, initial=0))
     x = safe_divide(x, jnp.sqrt(jnp.linalg.norm(gram(x), axis=(-1, -2), keepdims=True)))
 
@@ -84,8 +135,9 @@ def polar_factor(core: Float[Array, "*batch r r"]) -> Float[Array, "*batch r r"]
 
     def one_step(state: tuple) -> tuple:
         steps, x, _ = state
-        change = matmul(x, gram(x)) - x
-        return steps + 1, x - change / 2, jnp.max(jnp.abs(change), initial=0)
+        e = eye - gram(x)
+        change = matmul(x, e / 2 + 3 / 8 * matmul(e, e))
+        return steps + 1, x + change, jnp.max(jnp.abs(change), initial=0)
 
     _, w, change = lax.while_loop(unfinished, one_step, (jnp.int32(0), x, jnp.asarray(1, core.dtype)))
 

@@ -21,12 +21,11 @@ def thin_svd(
     """M = U S Vᵀ, σ falling: A = Q_A R_A, Bᵀ = Q_B R_B by `basis`, the SVD of the r × r core R_A R_Bᵀ. O((m + n) r²).
 
     With the default basis a zero column of A, or row of B, leaves vectors that belong to σ = 0 shorter than 1;
-    `decompositions.qr` makes all of them orthonormal, many times slower.
+    `householder` makes all of them orthonormal, many times slower.
     """
-    q_a, r_a = basis(a)
-    q_b, r_b = basis(transpose(b))
-    u, s, vt = decompositions.svd(matmul(r_a, transpose(r_b)))
-    return matmul(q_a, u), s, matmul(vt, transpose(q_b))
+    of_a, of_b = basis(a), basis(transpose(b))
+    u, s, vt = decompositions.svd(matmul(of_a.triangle, transpose(of_b.triangle)))
+    return of_a.times(u), s, transpose(of_b.times(transpose(vt)))
 
 
 @jax.custom_jvp
@@ -36,7 +35,7 @@ def singular_values(a: Float[Array, "*batch m r"], b: Float[Array, "*batch r n"]
     The rule never divides by σ or by a gap between two of them, so it is finite at zero, tiny and repeated ones (where
     it gives the derivative along one choice of vectors: sums over the repeated ones are right). First derivatives only.
     """
-    r_a, r_b = orthonormalize(a)[1], orthonormalize(transpose(b))[1]
+    r_a, r_b = orthonormalize(a).triangle, orthonormalize(transpose(b)).triangle
     return decompositions.singular_values(matmul(r_a, transpose(r_b)))
 
 
@@ -58,12 +57,11 @@ def nuclear_norm_gradient(
     No SVD: with A = Q_A R_A, Bᵀ = Q_B R_B and W = U Vᵀ of the core C = R_A R_Bᵀ, the norm is ⟨W, C⟩ and the gradients
     are Q_A (W R_B) and (R_Aᵀ W) Q_Bᵀ.
     """
-    q_a, r_a = orthonormalize(a)
-    q_b, r_b = orthonormalize(transpose(b))
-    core = matmul(r_a, transpose(r_b))
+    of_a, of_b = orthonormalize(a), orthonormalize(transpose(b))
+    core = matmul(of_a.triangle, transpose(of_b.triangle))
     w = polar_factor(core)
-    gradient_a = matmul(q_a, matmul(w, r_b))
-    gradient_b = transpose(matmul(q_b, matmul(transpose(w), r_a)))
+    gradient_a = of_a.times(matmul(w, of_b.triangle))
+    gradient_b = transpose(of_b.times(matmul(transpose(w), of_a.triangle)))
     return jnp.sum(w * core, axis=(-1, -2)), gradient_a, gradient_b
 
 
