@@ -193,3 +193,18 @@ def test_a_run_config_is_no_sweep(base):
 )
 def test_what_is_hardly_a_sweep(base, write, text):
     assert problems_of(load_sweep, write("sweep.yaml", text), ["grid.a=[1]", "arms.x.y=3"])
+
+
+def test_arms_and_grid_given_whole_replace_those_of_the_file(base, write, sweep_data):
+    sweep, runs = load_sweep(
+        write("sweep.yaml", sweep_data),
+        [
+            "arms={W_o: {}, rank 8: {model.head_output: {kind: factorized, rank: 8}}}",
+            "grid={optimizer.learning_rate: [4e-3], model.context: [32, 64]}",
+            "seeds=[7]",
+        ],
+    )
+    assert [*sweep.arms] == ["W_o", "rank 8"]
+    assert [(run.arm, run.settings["model.context"], run.config.optimizer.learning_rate) for run in runs] == [
+        (arm, context, 4e-3) for arm in ("W_o", "rank 8") for context in (32, 64)
+    ]

@@ -140,6 +140,9 @@ def _apply_to_sweep(draft: Draft, overrides: list[tuple[str, Any]], problems: li
                     target, inner = target[arm], inner[len(arm) + 1 :]
                 target[inner] = value
                 draft.set_by[key] = Origin(COMMAND_LINE)
+            elif first in ("grid", "arms"):  # as a whole: its keys hold dots, so there is nothing to merge by
+                draft.data[first] = value
+                draft.set_by[key] = Origin(COMMAND_LINE)
             else:
                 draft.set(key, value, Origin(COMMAND_LINE))
         elif first not in RunConfig.model_fields:

@@ -1,0 +1,125 @@
+"""Penalties on the heads' maps W_M that a config can add to the loss.
+
+A new penalty is one class here, added to `Penalty`, and one function in `wmresearch/training/penalties.py`'s table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from wmresearch.config.base import Check, Config, NameAsKind
+
+
+class ConstantStrength(Config):
+    """The strength from the first step to the last."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class WarmUpStrength(Config):
+    """From 0 linearly to the strength over so many steps, then constant."""
+
+    kind: Literal["warmup"] = "warmup"
+    steps: int = Field(ge=1)
+
+
+class CosineStrength(Config):
+    """From the strength by half a cosine down to `final` of it at the last step."""
+
+    kind: Literal["cosine"] = "cosine"
+    final: float = Field(default=0.0, ge=0)
+
+
+StrengthSchedule = Annotated[
+    ConstantStrength | WarmUpStrength | CosineStrength, Field(discriminator="kind"), NameAsKind
+]
+
+
+class PenaltyConfig(Config):
+    """What every penalty has. Its gradient is added to the loss's after that was clipped."""
+
+    kind: str
+    strength: float = Field(ge=0)
+    """λ, the factor of the penalty in the loss."""
+    schedule: StrengthSchedule = ConstantStrength()
+
+
+class NuclearPenalty(PenaltyConfig):
+    """Σ ‖M_i‖_*, the sum of singular values over heads and layers."""
+
+    kind: Literal["nuclear"] = "nuclear"
+
+
+class FrobeniusPenalty(PenaltyConfig):
+    """½ Σ ‖M_i‖_F²: decay of the product (Khodak et al. 2021, arXiv 2105.01029)."""
+
+    kind: Literal["frobenius"] = "frobenius"
+
+
+class SpectralPenalty(PenaltyConfig):
+    """Σ ‖M_i‖₂, the largest singular values."""
+
+    kind: Literal["spectral"] = "spectral"
+
+
+class SchattenPenalty(PenaltyConfig):
+    """Σ (Σ σ^p)^{1/p}."""
+
+    kind: Literal["schatten"] = "schatten"
+    p: float = Field(gt=0)
+
+
+class L1Penalty(PenaltyConfig):
+    """Σ |M_i,kl|: forms the product in tiles, so it is slow for large models."""
+
+    kind: Literal["l1"] = "l1"
+
+
+class GroupLassoPenalty(PenaltyConfig):
+    """Σ ‖M_i,g‖_F over groups of entries: rows (what a head reads), columns (what it writes) or blocks."""
+
+    kind: Literal["group_lasso"] = "group_lasso"
+    groups: Literal["rows", "columns", "blocks"] = "rows"
+    block: int | None = Field(default=None, ge=1)
+    """Rows and columns of a block; divides `model.d_model`."""
+
+    def checks(self) -> Iterator[Check]:
+        if (self.groups == "blocks") != (self.block is not None):
+            expected = "the size of a block" if self.block is None else "null, unless groups is blocks"
+            yield Check("block", expected, ("groups",))
+
+
+class HeadOverlapPenalty(PenaltyConfig):
+    """Σ_{i<j} cos²(M_i, M_j) over the pairs of heads of each layer. Holds no scale."""
+
+    kind: Literal["head_overlap"] = "head_overlap"
+
+
+class FactorDecayPenalty(PenaltyConfig):
+    """½ Σ (‖A‖_F² + ‖B‖_F²), a shared A counted once. Depends on the gauge."""
+
+    kind: Literal["factor_decay"] = "factor_decay"
+
+
+class OrthogonalFactorsPenalty(PenaltyConfig):
+    """Squared cosines between the columns of each A_i and between the rows of each B_i. Depends on the gauge."""
+
+    kind: Literal["orthogonal_factors"] = "orthogonal_factors"
+
+
+Penalty = Annotated[
+    NuclearPenalty
+    | FrobeniusPenalty
+    | SpectralPenalty
+    | SchattenPenalty
+    | L1Penalty
+    | GroupLassoPenalty
+    | HeadOverlapPenalty
+    | FactorDecayPenalty
+    | OrthogonalFactorsPenalty,
+    Field(discriminator="kind"),
+    NameAsKind,
+]
