@@ -72,7 +72,9 @@ def changed(config, path, annotation):
     inner = getattr(config, name)
     if type(inner) is not member:
         required = {
-            key: 8 if bare(f.annotation) is int else "x" for key, f in member.model_fields.items() if f.is_required()
+            key: {int: 8, float: 0.5}.get(bare(f.annotation), "x")
+            for key, f in member.model_fields.items()
+            if f.is_required()
         }
         inner = member.model_construct(**required)
     before, after = changed(inner, rest, annotation)

@@ -26,7 +26,7 @@ def told(base):
         ("model.head_output.kind=factorised", "model.head_output.kind", "factorised", "did you mean 'factorized'?"),
         ("model.head_output=factorised", "model.head_output", "factorised", "did you mean 'factorized'?"),
         ("model.head_output={rank: 3}", "model.head_output", '{"rank": 3}', "one of standard, factorized"),
-        ("model.head_output=[1]", "model.head_output", "[1]", "one of standard, factorized: a name, or a mapping"),
+        ("model.head_output=[1]", "model.head_output", "[1]", "identity_value: a name, or a mapping"),
         ("model.head_output.kind=7", "model.head_output.kind", "7", "one of standard, factorized"),
         ("model.head_output=factorized", "model.head_output", "factorized", "at least 1: this key is required"),
         ("model.head_output={kind: factorized}", "model.head_output.rank", "", "this key is required (r, from 1 to"),
@@ -58,7 +58,18 @@ def told(base):
         ("seed=-1", "seed", "-1", "of at least 0 and below 4,294,967,296"),
         ("parallel.mesh={dta: 1}", "parallel.mesh.dta", "1", "did you mean 'data'?"),
         ("parallel.mesh={data: 2}", "parallel.mesh", '{"data": 2}', "not implemented"),
-        ("penalties=[{kind: nuclear}]", "penalties", '[{"kind": "nuclear"}]', "an empty list"),
+        ("penalties=[{kind: nuclear}]", "penalties.0.strength", "", "this key is required"),
+        ("penalties=[{kind: nuklear, strength: 1}]", "penalties.0.kind", "nuklear", "did you mean 'nuclear'?"),
+        ("penalties=[{kind: nuclear, strength: -1}]", "penalties.0.strength", "-1", "at least 0"),
+        (
+            "penalties=[{kind: nuclear, strength: 1}, {kind: nuclear, strength: 2}]",
+            "penalties.1.kind", "nuclear", "each kind of penalty once",
+        ),
+        (
+            "penalties=[{kind: group_lasso, strength: 1, groups: blocks, block: 5}]",
+            "penalties.0.block", "5", "a divisor of model.d_model",
+        ),
+        ("penalties=[{kind: group_lasso, strength: 1, block: 4}]", "penalties.0.block", "4", "groups is blocks"),
         ("seed=" + "9" * 400, "seed", "9" * 77 + "...", "below 4,294,967,296"),
     ],
 )  # fmt: skip

@@ -24,8 +24,14 @@ def scientific(config: BaseModel) -> dict[str, Any]:
             continue
         if name != "kind" and not field.is_required() and value == field.get_default(call_default_factory=True):
             continue
-        out[name] = scientific(value) if isinstance(value, BaseModel) else value
+        out[name] = _plain(value)
     return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return scientific(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def run_id(config: RunConfig, corpus_digest: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from wmresearch.config.base import AllowList, Check, Config, Operational
 from wmresearch.config.data import DataConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import Optimizer
+from wmresearch.config.penalty import GroupLassoPenalty, Penalty
 from wmresearch.config.training import ParallelConfig, TrackingConfig, TrainingConfig
 
 
@@ -20,8 +21,8 @@ class RunConfig(Config):
     model: ModelConfig
     data: DataConfig
     optimizer: Optimizer
-    penalties: Annotated[tuple[Any, ...], AllowList] = ()
-    """Penalties on W_M added to the loss. (None is implemented yet.)"""
+    penalties: Annotated[tuple[Penalty, ...], AllowList] = ()
+    """Penalties on the heads' maps W_M, added to the loss."""
     training: TrainingConfig
     parallel: Annotated[ParallelConfig, Operational()] = ParallelConfig()
     tracking: Annotated[TrackingConfig, Operational()] = TrackingConfig()
@@ -31,7 +32,11 @@ class RunConfig(Config):
         warmup, steps = self.optimizer.schedule.warmup, self.training.steps
         if warmup > steps:
             yield Check("optimizer.schedule.warmup", f"at most training.steps = {steps}", ("training.steps",))
-        if self.penalties:
-            yield Check("penalties", "an empty list: no penalty is implemented yet")
+        for index, penalty in enumerate(self.penalties):
+            if penalty.kind in [other.kind for other in self.penalties[:index]]:
+                yield Check(f"penalties.{index}.kind", "each kind of penalty once")
+            if isinstance(penalty, GroupLassoPenalty) and penalty.block and self.model.d_model % penalty.block:
+                expected = f"a divisor of model.d_model = {self.model.d_model}"
+                yield Check(f"penalties.{index}.block", expected, ("model.d_model",))
         if self.parallel.mesh and any(size > 1 for size in self.parallel.mesh.values()):
             yield Check("parallel.mesh", "null: more than one device is not implemented yet")

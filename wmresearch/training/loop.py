@@ -17,12 +17,14 @@ from wmresearch.data import Stream, TokenizedCorpus, load_corpus
 from wmresearch.head_output.weights import decay_mask, initialize
 from wmresearch.model import Transformer, make_apply
 from wmresearch.model.cost import model_cost
+from wmresearch.model.maps import make_maps
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoints import Checkpoints, open_checkpoints
 from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.manifest import make_manifest
 from wmresearch.training.optimizers import make_optimizer, make_schedule
+from wmresearch.training.penalties import make_penalty_gradient
 from wmresearch.training.randomness import Purpose, purpose_key
 from wmresearch.training.recorder import DivergedError, Progress, Recorder
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
@@ -112,10 +114,16 @@ def _run(
 
     apply = make_apply(transformer, config.model.dtype)
     optimizer = make_optimizer(config.optimizer, training.steps, decay_mask(transformer))
+    group = config.model.n_heads // config.model.kv_heads
+    penalties = (
+        make_penalty_gradient(config.penalties, make_maps(transformer), training.steps, group)
+        if config.penalties
+        else None
+    )
     schedule = make_schedule(config.optimizer.schedule, config.optimizer.learning_rate, training.steps)
     per_dispatch = min(training.steps_per_dispatch, training.steps)
     room = max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
-    dispatch = make_dispatch(make_step(make_loss(apply), optimizer, schedule), room)
+    dispatch = make_dispatch(make_step(make_loss(apply), optimizer, schedule, penalties), room)
     evaluate = make_evaluate(apply)
     validate = make_evaluator(evaluate, corpus.splits["validation"], context)
     dropout_key = purpose_key(config.seed, Purpose.DROPOUT) if config.model.dropout else None

@@ -33,12 +33,28 @@ def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule
     return rate
 
 
-def make_optimizer(config: AdamWConfig, steps: int, decays: Params) -> optax.GradientTransformation:
+def add_given() -> optax.GradientTransformationExtraArgs:
+    """Adds the gradient that `update` is given as `added`, if any."""
+
+    def update(
+        updates: Params, state: Any, params: Params | None = None, *, added: Params | None = None, **_: Any
+    ) -> tuple[Params, Any]:
+        del params
+        return (updates if added is None else optax.tree.add(updates, added)), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def make_optimizer(config: AdamWConfig, steps: int, decays: Params) -> optax.GradientTransformationExtraArgs:
     """Clipping by the global norm, then AdamW; `decays` says for each parameter whether weight decay acts on it.
+
+    A gradient given to `update` as `added` (that of the penalties) is not clipped, and does not change how much of the
+    loss's is: it is added to it after clipping, before the moments.
 
     Decay is decoupled and multiplied by the learning rate. Loshchilov & Hutter 2019 (arXiv 1711.05101).
     """
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
     rate = make_schedule(config.schedule, config.learning_rate, steps)
     b1, b2 = config.betas
-    return optax.chain(clip, optax.adamw(rate, b1=b1, b2=b2, weight_decay=config.weight_decay, mask=decays))
+    adamw = optax.adamw(rate, b1=b1, b2=b2, weight_decay=config.weight_decay, mask=decays)
+    return optax.chain(clip, add_given(), adamw)

@@ -50,13 +50,26 @@ def make_state(params: Params, optimizer: optax.GradientTransformation) -> Train
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
-def make_step(loss: Loss, optimizer: optax.GradientTransformation, schedule: optax.Schedule) -> Step:
+PenaltyGradient: TypeAlias = Callable[[Params, Int[Array, ""]], tuple[Params, Metrics]]
+"""(parameters, step) → gradient of the penalties, their metrics."""
+
+
+def make_step(
+    loss: Loss,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: optax.Schedule,
+    penalties: PenaltyGradient | None = None,
+) -> Step:
     """One update. Metrics are those of the loss, the gradient's norm before clipping, and the learning rate."""
 
     def step(state: TrainState, tokens: Int[Array, "b t1"], key: PRNGKeyArray | None) -> tuple[TrainState, Metrics]:
         dropout_key = None if key is None else step_key(key, state.step)
         (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, tokens, dropout_key)
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+        added = None
+        if penalties is not None:
+            added, about_penalties = penalties(state.params, state.step)
+            metrics |= about_penalties
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params, added=added)
         params = optax.apply_updates(state.params, updates)
         metrics |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": schedule(state.step)}
         return TrainState(params, optimizer_state, state.step + 1), metrics

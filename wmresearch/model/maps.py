@@ -1,0 +1,38 @@
+"""The heads' maps W_M of a model's parameters, for penalties and diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wmresearch.algebra import FactoredMatrix
+from wmresearch.head_output.weights import Params
+from wmresearch.model.transformer import Transformer
+
+Maps: TypeAlias = Callable[[Params], FactoredMatrix]
+"""Parameters → M_i = A_i B_i of all layers and heads: A `[l, h, d, r]`, B `[l, h, r, d]`."""
+
+
+def make_maps(transformer: Transformer) -> Maps:
+    """The maps that the heads really apply to the normed, not yet scaled x: the norm's gain γ is folded into A.
+
+    x ↦ (γ ∘ x) A B, so a map's rows are scaled by γ. γ gets no gradient through a map: queries and keys share it, and a
+    penalty on the maps must not shrink what they read.
+    """
+    graph, _ = nnx.split(transformer)
+
+    def maps(params: Params) -> FactoredMatrix:
+        model = nnx.merge(graph, params)
+        a, b = [], []
+        for block in model.blocks:
+            factors = block.attention.head_output.factors()
+            gain_d = jax.lax.stop_gradient(block.attention_norm.gain[...])
+            a.append(gain_d[None, :, None] * factors.a)
+            b.append(factors.b)
+        return FactoredMatrix(jnp.stack(a), jnp.stack(b))
+
+    return maps
