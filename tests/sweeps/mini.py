@@ -60,7 +60,7 @@ def mini_sweep() -> Path:
             base = tiny(Path("text.txt")) | {"tracking": {"wandb": {"mode": "offline"}}}
             file = write_sweep(folder, base=base, arms=ARMS, seeds=SEEDS)
             process = start_wm("sweep", file, "--dir", folder / "runs", cwd=folder)
-            out, err = process.communicate(timeout=300)
+            out, err = process.communicate(timeout=600)
             (folder / "out").write_text(out, encoding="utf-8")
             (folder / "err").write_text(err, encoding="utf-8")
             (folder / "code").write_text(str(process.returncode), encoding="utf-8")

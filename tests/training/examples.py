@@ -80,7 +80,7 @@ def last_step(path: Path) -> int:
     return lines[-1]["step"] if lines else 0
 
 
-def wait_until(true: Callable[[], object], seconds: float = 120.0) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 300.0) -> None:
     """Until what another process does is seen."""
     end = time.monotonic() + seconds
     while not true():

@@ -57,7 +57,7 @@ def test_killed_then_stopped_then_finished_is_as_never_interrupted(start, text, 
     assert metrics_bytes(path) == before
     os.kill(process.pid, signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 75
     assert out.startswith(f"preempted: {path}\n  stopped by SIGTERM; start again to go on\n")
     assert "Traceback" not in err
