@@ -40,6 +40,12 @@ class TableFormat(enum.StrEnum):
     json = "json"
 
 
+class SpectrumFormat(enum.StrEnum):
+    md = "md"
+    csv = "csv"
+    json = "json"
+
+
 class Launcher(enum.StrEnum):
     local = "local"
 
@@ -173,6 +179,18 @@ def table(
     from wmresearch.reports.table import build_table, render
 
     sys.stdout.write(render(build_table(directory), form.value))
+
+
+@app.command(epilog="Example: `wm spectrum runs/first`")
+def spectrum(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    step: Annotated[int | None, typer.Option(help="Of the checkpoint at this step; the newest unless given.")] = None,
+    form: Annotated[SpectrumFormat, typer.Option("--format", help="How it is written.")] = SpectrumFormat.md,
+) -> None:
+    """Ranks and norms of each head's map W_M, beside those before training."""
+    from wmresearch.reports.spectrum import read_spectrum, render
+
+    sys.stdout.write(render(read_spectrum(directory, step), form.value))
 
 
 @app.command(epilog="Example: `wm count llama3-8b`")
