@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 
 from hypothesis import settings
 
@@ -20,6 +22,10 @@ os.environ.pop("WANDB_API_KEY", None)
 if not _IN_WORKER:
     # One cache for all workers of this session, so that a corpus is prepared once; never the user's own.
     os.environ["WMRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="wmresearch-tests-")
+
+if threading.current_thread() is threading.main_thread():
+    # A shell starts what it puts in the background with SIGINT ignored, and tests and their processes would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("suite", deadline=None)  # the first example pays for imports and compilation
 settings.load_profile("suite")
