@@ -24,7 +24,7 @@ if not _IN_WORKER:
     os.environ["WMRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="wmresearch-tests-")
 
 if threading.current_thread() is threading.main_thread():
-    # A shell starts what it puts in the background with SIGINT ignored, and tests and their processes would inherit that.
+    # A shell ignores SIGINT for what it puts in the background, and tests and their processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("suite", deadline=None)  # the first example pays for imports and compilation
