@@ -10,10 +10,9 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from rich.cells import cell_len
-
 from wmresearch.reports.columns import columns, footnotes
 from wmresearch.reports.latex import to_tex
+from wmresearch.reports.markdown import pipe_table
 from wmresearch.reports.rows import Row, Table
 
 
@@ -45,16 +44,9 @@ def to_csv(table: Table) -> str:
 def to_md(table: Table) -> str:
     """A pipe table that reads well in a terminal, and its footnotes as a list."""
     shown = columns(table)
-    cells = [[_md(column.header) for column in shown]]
-    cells += [[_md(column.cell(row)) for column in shown] for row in table.rows]
-    widths = [max(3, *map(cell_len, column)) for column in zip(*cells, strict=True)]
-    rules = ["-" * (width - 1) + ":" if c.numeric else "-" * width for c, width in zip(shown, widths, strict=True)]
-    lines = [
-        "| "
-        + " | ".join(_pad(cell, width, c.numeric) for cell, width, c in zip(line, widths, shown, strict=True))
-        + " |"
-        for line in [cells[0], rules, *cells[1:]]
-    ]
+    header = [_md(column.header) for column in shown]
+    rows = [[_md(column.cell(row)) for column in shown] for row in table.rows]
+    lines = pipe_table(header, rows, [column.numeric for column in shown])
     return "\n".join([*lines, "", *(f"- {_md(note)}" for note in footnotes(table))]) + "\n"
 
 
@@ -78,11 +70,6 @@ def _md(text: str) -> str:
     """On one line, with what Markdown would take for markup escaped; an underscore inside a word is none."""
     line = "".join(c for c in " ".join(text.split()) if unicodedata.category(c) != "Cc")
     return re.sub(r"[\\`*\[\]<>&~$|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)
-
-
-def _pad(cell: str, width: int, right: bool) -> str:
-    space = " " * (width - cell_len(cell))
-    return space + cell if right else cell + space
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {"md": to_md, "csv": to_csv, "tex": to_tex, "json": to_json}

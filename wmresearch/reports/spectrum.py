@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from wmresearch.data import load_corpus
 from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer
 from wmresearch.model.maps import make_maps
+from wmresearch.reports.markdown import pipe_table
 from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.randomness import Purpose, purpose_key
 from wmresearch.training.run_directory import RunDirectory
@@ -101,7 +101,7 @@ def render(spectrum: Spectrum, form: str) -> str:
         "rank: exp(−Σ p ln p), p = σ/Σσ. r95: the least k that holds 95 % of Σσ². Stable rank: ‖M‖_F²/‖M‖₂².\n"
         "Imbalance: of AᵀA against BBᵀ, 0 to 1.\n"
     )
-    return _aligned([header, *rows]) + notes
+    return "\n".join(pipe_table(header, rows, [True] * len(header))) + "\n" + notes
 
 
 def _data(spectrum: Spectrum) -> dict[str, Any]:
@@ -122,12 +122,3 @@ def _data(spectrum: Spectrum) -> dict[str, Any]:
         for head in range(heads)
     ]
     return {"run": spectrum.run, "step": spectrum.step, "heads": rows}
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "| " + " | ".join("-" * (width - 1) + ":" for width in widths) + " |")
-    return "\n".join(lines) + "\n"

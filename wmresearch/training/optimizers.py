@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from wmresearch.config.optimizer import AdamWConfig, ConstantSchedule, CosineSchedule, Schedule
+from wmresearch.config.optimizer import AdamWConfig, CosineSchedule, LinearSchedule, Schedule
 from wmresearch.head_output.weights import Params
 
 
@@ -22,11 +22,9 @@ def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule
         step = jnp.asarray(step, float)  # of a 32-bit integer JAX would make 32-bit floats, also in a float64 run
         u = jnp.clip((step - schedule.warmup) / max(steps - schedule.warmup, 1), 0.0, 1.0)
         after: Any = 1.0
-        if isinstance(schedule, ConstantSchedule):
-            pass
-        elif isinstance(schedule, CosineSchedule):
+        if isinstance(schedule, CosineSchedule):
             after = schedule.final + (1 - schedule.final) * (1 + jnp.cos(jnp.pi * u)) / 2
-        else:
+        elif isinstance(schedule, LinearSchedule):
             after = 1 - (1 - schedule.final) * u
         return peak * jnp.where(step < schedule.warmup, (step + 1) / (schedule.warmup + 1), after)
 
