@@ -195,7 +195,8 @@ tracker = start("killed", sys.argv[1])
 for step in range(100):
     tracker.log(step, {"train_loss": step / 2})
 print("ready", flush=True)
-time.sleep(60)
+for _ in range(600):  # a signal just before one long sleep would wait for its end
+    time.sleep(0.1)
 """
     process = python(script, tmp_path)
     assert process.stdout.readline() == "ready\n"
@@ -218,7 +219,8 @@ tracker = start("interrupted", sys.argv[1])
 tracker.log(1, {"train_loss": 1.0})
 try:
     print("ready", flush=True)
-    time.sleep(60)
+    for _ in range(600):  # a signal just before one long sleep would wait for its end
+        time.sleep(0.1)
 except KeyboardInterrupt:
     tracker.finish({"state": "preempted"}, 75)
     sys.exit(75)
