@@ -27,10 +27,11 @@ import numpy as np
 from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig
-from wmresearch.head_output.weights import decay_mask, initialize
+from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer, make_apply
 from wmresearch.training.optimizers import make_optimizer, make_schedule
-from wmresearch.training.step import make_loss, make_state, make_step
+from wmresearch.training.parameters import parameter_facts
+from wmresearch.training.step import Keys, make_loss, make_state, make_step
 
 WIDTH, RANK, MATRICES = 768, 64, 144
 
@@ -140,7 +141,7 @@ def share_of_a_step(rounds: int) -> list[str]:
     model = ModelConfig(d_model=256, n_layers=4, n_heads=8, context=256)
     transformer = Transformer(model, 65)
     config = AdamWConfig(learning_rate=1e-3)
-    optimizer = make_optimizer(config, 100, decay_mask(transformer))
+    optimizer = make_optimizer(config, 100, parameter_facts(transformer))
     schedule = make_schedule(config.schedule, config.learning_rate, 100)
     step = jax.jit(make_step(make_loss(make_apply(transformer, model.dtype)), optimizer, schedule))
     state = make_state(initialize(transformer, jax.random.key(0)), optimizer)
@@ -162,7 +163,7 @@ def share_of_a_step(rounds: int) -> list[str]:
         "factor_decay": penalties.factor_decay,
         "orthogonal_factors": penalties.orthogonal_factors,
     }
-    contestants: dict[str, tuple[Callable, tuple]] = {"step": (step, (state, tokens, None))}
+    contestants: dict[str, tuple[Callable, tuple]] = {"step": (step, (state, tokens, Keys()))}
     contestants |= {name: (value_and_gradient(penalty), (matrix,)) for name, penalty in listed.items()}
     seconds = medians(contestants, rounds)
     whole = seconds.pop("step")

@@ -9,7 +9,7 @@ from flax import nnx
 from wmresearch.config.head_output import FactorizedConfig, StandardConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import make_head_output
-from wmresearch.head_output.weights import decay_mask, initialize
+from wmresearch.head_output.weights import about, initialize
 from wmresearch.model import Transformer
 
 
@@ -68,7 +68,7 @@ def test_the_product_starts_at_the_standard_scale_whatever_the_rank(rank):
 
 def test_decay_acts_on_matrices_only():
     model = config(head_output=FactorizedConfig(rank=4))
-    mask = flat(decay_mask(Transformer(model, 31)))
+    mask = flat(about(Transformer(model, 31), lambda _, param: param.decay))
     matrices = ("embedding", "positions", "query'", "key'", "factor_a", "factor_b", "up'", "down'")
     for name, decays in mask.items():
         assert decays == any(matrix in name for matrix in matrices), name

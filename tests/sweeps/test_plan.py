@@ -11,7 +11,7 @@ from tests.sweeps.mini import ARMS, SEEDS, write_sweep
 from tests.training.examples import tiny
 from wmresearch.config import ConfigError, load_run, run_id
 from wmresearch.data import Stream, corpus_digest, load_corpus
-from wmresearch.head_output.weights import initialize, shapes
+from wmresearch.head_output.weights import declared, initialize
 from wmresearch.model import Transformer
 from wmresearch.sweeps.plan import make_plan
 from wmresearch.training.randomness import Purpose, purpose_key
@@ -80,7 +80,7 @@ def test_arms_of_one_seed_start_equal_in_all_they_share_and_read_the_same_batche
         corpus = load_corpus(run.config.data)
         transformer = Transformer(run.config.model, corpus.tokenizer.vocab_size)
         params = initialize(transformer, purpose_key(run.seed, Purpose.INITIALIZATION))
-        flat = dict(zip(shapes(transformer), jax.tree.leaves(params), strict=True))
+        flat = dict(zip(declared(transformer), jax.tree.leaves(params), strict=True))
         stream = Stream(corpus.splits["train"].tokens, 4, 16, run.config.seed)
         made[run.arm, run.seed] = flat, stream.batches(3, 5)
     for seed, other_seed in ((4, 2**32 - 1), (2**32 - 1, 4)):

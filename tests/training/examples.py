@@ -46,17 +46,10 @@ def saved_steps(path: Path) -> list[int]:
 
 def final_state(path: Path, config: RunConfig):
     """The newest checkpoint of a run."""
-    import jax
-
     from wmresearch.data import load_corpus
-    from wmresearch.head_output.weights import decay_mask, initialize
-    from wmresearch.model import Transformer
-    from wmresearch.training.optimizers import make_optimizer
-    from wmresearch.training.step import make_state
+    from wmresearch.training.program import make_program
 
-    transformer = Transformer(config.model, load_corpus(config.data).tokenizer.vocab_size)
-    optimizer = make_optimizer(config.optimizer, config.training.steps, decay_mask(transformer))
-    like = make_state(initialize(transformer, jax.random.key(0)), optimizer)
+    like = make_program(config, load_corpus(config.data).tokenizer.vocab_size).initial_state()
     checkpoints = Checkpoints(path / "checkpoints", config.training.keep)
     state = checkpoints.restore(like)
     checkpoints.close()

@@ -12,7 +12,12 @@ from wmresearch.training.step import TrainState
 
 def state(value, step):
     big = jnp.full((1000, 1000), value)
-    return TrainState({"big": big, "half": jnp.full((3,), value, jnp.bfloat16)}, (big * 2,), jnp.int32(step))
+    return TrainState(
+        {"big": big, "half": jnp.full((3,), value, jnp.bfloat16)},
+        (big * 2,),
+        jnp.int32(step),
+        {"nuclear": {"value": big[0, 0]}},
+    )
 
 
 @pytest.mark.parametrize("value", [1.0, 2.0, 3.0])

@@ -47,7 +47,7 @@ def test_a_finished_run_has_all_its_files_and_they_agree(finished):
     path, chosen, summary = finished
     names = {item.name for item in path.iterdir()} - {".lock"}
     files = {"config.yaml", "metrics.jsonl", "timing.jsonl", "status.json", "summary.json", "manifest.json"}
-    assert names == files | {"checkpoints"}
+    assert names == files | {"checkpoints", "diagnostics.jsonl", "spectra"}
     assert summary == json.loads((path / "summary.json").read_text(encoding="utf-8"))
     assert summary.keys() == SUMMARY
     corpus = load_corpus(chosen.data)

@@ -10,9 +10,10 @@ import pytest
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig, ConstantSchedule, CosineSchedule, LinearSchedule
-from wmresearch.head_output.weights import decay_mask, initialize
+from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer
 from wmresearch.training.optimizers import make_optimizer, make_schedule
+from wmresearch.training.parameters import ParameterFacts, parameter_facts
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +60,11 @@ def test_a_schedule_that_is_all_warm_up_is_finite():
 def test_the_optimizer_is_adamw_with_decay_on_marked_parameters_and_clipping_by_the_global_norm(clip):
     draw = np.random.default_rng(0)
     params = {"matrix": draw.standard_normal((4, 3)), "gain": draw.standard_normal(3)}
-    decays = {"matrix": True, "gain": False}
+    facts = {"matrix": ParameterFacts("mlp", True), "gain": ParameterFacts("mlp", False)}
     config = AdamWConfig(
         learning_rate=0.1, betas=(0.8, 0.95), weight_decay=0.3, clip_norm=clip, schedule=CosineSchedule(warmup=2)
     )
-    optimizer = make_optimizer(config, 6, decays)
+    optimizer = make_optimizer(config, 6, facts)
     ours = jax.tree.map(jnp.asarray, params)
     state, update = optimizer.init(ours), jax.jit(optimizer.update)
     mean, square = ({name: np.zeros_like(value) for name, value in params.items()} for _ in range(2))
@@ -83,7 +84,7 @@ def test_the_optimizer_is_adamw_with_decay_on_marked_parameters_and_clipping_by_
             square[name] = 0.95 * square[name] + 0.05 * g**2
             direction = mean[name] / (1 - 0.8 ** (step + 1))
             direction /= np.sqrt(square[name] / (1 - 0.95 ** (step + 1))) + 1e-8
-            params[name] = value - rate * (direction + (0.3 * value if decays[name] else 0.0))
+            params[name] = value - rate * (direction + (0.3 * value if facts[name].decays else 0.0))
         for name, value in params.items():
             np.testing.assert_allclose(ours[name], value, rtol=1e-11, err_msg=f"{name} after step {step + 1}")
     assert min(norms) < 1.0 < max(norms), "both sides of clipping have to be seen"
@@ -95,7 +96,7 @@ def test_without_a_gradient_only_weight_decay_moves_and_only_matrices():
     abstract = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
     params = jax.tree.map(lambda leaf: jnp.asarray(draw.standard_normal(leaf.shape)), abstract)
     config = AdamWConfig(learning_rate=0.1, weight_decay=0.5, schedule=ConstantSchedule())
-    optimizer = make_optimizer(config, 1, decay_mask(transformer))
+    optimizer = make_optimizer(config, 1, parameter_facts(transformer))
 
     @jax.jit
     def update(params):

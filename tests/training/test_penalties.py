@@ -11,12 +11,13 @@ from pydantic import TypeAdapter
 from tests.training.examples import config
 from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.penalty import Penalty
-from wmresearch.head_output.weights import decay_mask, initialize
+from wmresearch.head_output.weights import initialize, join
 from wmresearch.model import Transformer, make_apply
 from wmresearch.model.maps import make_maps
 from wmresearch.training.optimizers import make_optimizer, make_schedule
-from wmresearch.training.penalties import make_penalty_gradient, penalty_function, strength
-from wmresearch.training.step import make_loss, make_state, make_step
+from wmresearch.training.parameters import head_outputs, parameter_facts
+from wmresearch.training.penalties import Penalties, penalty_function, strength
+from wmresearch.training.step import Keys, Parts, make_loss, make_state, make_step
 
 KINDS = [
     {"kind": "nuclear"},
@@ -71,14 +72,14 @@ def test_maps_are_those_of_every_layer_with_the_norms_gain(model):
 def test_the_update_is_that_of_the_clipped_loss_gradient_plus_the_penalties(model):
     transformer, params = parts(model)
     chosen = model.optimizer.model_copy(update={"clip_norm": 0.1})
-    optimizer = make_optimizer(chosen, 5, decay_mask(transformer))
+    optimizer = make_optimizer(chosen, 5, parameter_facts(transformer))
     schedule = make_schedule(chosen.schedule, chosen.learning_rate, 5)
     configs = [penalty({"kind": "nuclear"}), penalty({"kind": "frobenius"}, 0.5)]
     loss, maps = make_loss(make_apply(transformer, "float64")), make_maps(transformer)
-    added = make_penalty_gradient(configs, maps, 5, group=2)
+    added = Penalties(configs, maps, 5, 2, head_outputs(transformer))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 31, (3, model.model.context + 1)))
     state = make_state(params, optimizer)
-    after, metrics = jax.jit(make_step(loss, optimizer, schedule, added))(state, tokens, None)
+    after, metrics = jax.jit(make_step(loss, optimizer, schedule, Parts(penalties=added)))(state, tokens, Keys())
 
     def by_hand(params):
         found = maps(params)
@@ -91,7 +92,7 @@ def test_the_update_is_that_of_the_clipped_loss_gradient_plus_the_penalties(mode
     norm = float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient))))
     assert norm > 0.1
     first_moment = jax.tree.map(lambda g, p: (1 - chosen.betas[0]) * (0.1 / norm * g + p), gradient, by_penalties)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), after.optimizer[2][0].mu, first_moment)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), after.optimizer[2].mu, first_moment)
     np.testing.assert_allclose(metrics["gradient_norm"], norm)
     found = maps(params)
     np.testing.assert_allclose(metrics["penalty/nuclear"], penalties.nuclear(found))
@@ -107,13 +108,14 @@ def test_every_kind_is_differentiable_and_falls_along_its_gradient(model, settin
     maps = make_maps(transformer)
     function = penalty_function(chosen, group=2)
     value = jax.jit(lambda params: function(maps(params)))
-    gradient, metrics = jax.jit(make_penalty_gradient([chosen], maps, 5, group=2))(params, jnp.zeros((), jnp.int32))
+    penalties = Penalties([chosen], maps, 5, 2, head_outputs(transformer))
+    gradient, _, metrics = jax.jit(penalties)(params, jnp.zeros((), jnp.int32), jnp.ones(()), {})
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     np.testing.assert_allclose(metrics[f"penalty/{chosen.kind}"], value(params))
     length = sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(gradient))
     assert length > 0
     small = 1e-6 / length
-    moved = jax.tree.map(lambda leaf, g: leaf - small * g, params, gradient)
+    moved = join(params, gradient, both=lambda leaf, g: leaf - small * g)
     assert float(value(params) - value(moved)) == pytest.approx(1e-6, rel=0.02)
 
 

@@ -13,8 +13,9 @@ from wmresearch.config.optimizer import AdamWConfig, CosineSchedule
 from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer, make_apply
 from wmresearch.training.optimizers import make_optimizer, make_schedule
+from wmresearch.training.parameters import ParameterFacts
 from wmresearch.training.randomness import Purpose, purpose_key, step_key
-from wmresearch.training.step import make_dispatch, make_evaluate, make_loss, make_state, make_step
+from wmresearch.training.step import Keys, make_dispatch, make_evaluate, make_loss, make_state, make_step
 
 VOCAB, CONTEXT, BATCH = 19, 8, 3
 
@@ -75,7 +76,7 @@ def test_the_gradient_agrees_with_finite_differences():
 
 OPTIMIZER = AdamWConfig(learning_rate=1e-2, schedule=CosineSchedule(warmup=2))
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (7, BATCH, CONTEXT + 1)).astype(np.int32)
-KEY = functools.cache(lambda: purpose_key(3, Purpose.DROPOUT))
+KEY = functools.cache(lambda: Keys(dropout=purpose_key(3, Purpose.DROPOUT)))
 
 
 def noisy_loss(params, tokens, key):
@@ -91,7 +92,7 @@ def start():
 
 @functools.cache
 def optimizer():
-    return make_optimizer(OPTIMIZER, 7, {"w": True})
+    return make_optimizer(OPTIMIZER, 7, {"w": ParameterFacts("mlp", True)})
 
 
 @functools.cache
@@ -140,7 +141,9 @@ def test_a_dispatch_takes_over_the_buffers_of_the_state():
 
 def test_a_step_tells_the_norm_of_the_gradient_before_clipping_and_the_learning_rate():
     state = start()
-    gradient = jax.grad(lambda params: noisy_loss(params, TOKENS[0], step_key(KEY(), state.step))[0])(state.params)
+    gradient = jax.grad(lambda params: noisy_loss(params, TOKENS[0], step_key(KEY().dropout, state.step))[0])(
+        state.params
+    )
     _, metrics = step()(state, TOKENS[0], KEY())
     np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(gradient["w"]), rtol=1e-12)
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 / 3, rtol=1e-12)

@@ -6,11 +6,11 @@ A new parameterization is one class here, added to `HeadOutput`, and one file in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from wmresearch.config.base import Check, Config, NameAsKind
+from wmresearch.config.base import AllowList, Check, Config, NameAsKind
 
 if TYPE_CHECKING:
     from wmresearch.config.model import ModelConfig
@@ -26,6 +26,9 @@ class HeadOutputConfig(Config):
     """Biases of what heads read and of what they write; null follows `model.bias`."""
     order: Order = "auto"
     """How Σ_i P_i X M_i is evaluated: the same function at other costs; auto is the cheapest by the cost model."""
+
+    two_factors: ClassVar[bool] = False
+    """Whether A and B are stored as such, so that proximal steps can act on them."""
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         """The rules between this head output and the model around it that do not hold; paths start at the model."""
@@ -45,18 +48,94 @@ class StandardConfig(HeadOutputConfig):
     """W_M_i = W_V_i W_O_i: values, concatenation of the heads, one output projection. r = `model.d_head`."""
 
     kind: Literal["standard"] = "standard"
+    two_factors: ClassVar[bool] = True
+
+
+class MatchedStart(Config):
+    """Gaussian factors; the entries of A B start with the standard product's standard deviation, whatever the rank."""
+
+    kind: Literal["matched"] = "matched"
+
+
+class SpectralStart(Config):
+    """The balanced factors U √S, √S Vᵀ of a Gaussian d × d map, cut to the rank and scaled back to its ‖M‖_F."""
+
+    kind: Literal["spectral"] = "spectral"
+
+
+class GaugeStart(Config):
+    """The matched factors as A G, G⁻¹ B: the same function at step 0, other factors. Short form: `{gauge: κ}`."""
+
+    kind: Literal["gauge"] = "gauge"
+    condition: float = Field(ge=1)
+    """κ, the condition number of G; its singular values are spaced evenly in their logarithm about 1."""
+
+
+class RunStart(Config):
+    """A trained run, its heads' maps cut to the rank by their SVD; all else as it was. Short form: `{from: RUN}`."""
+
+    kind: Literal["from"] = "from"
+    run: str
+    """The run's directory; relative to the folder that `wm` is called in."""
+    step: int | None = Field(default=None, ge=0)
+    """Of the checkpoint at this step; null means the newest."""
+
+
+def _short_start(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) == 1:
+        ((key, item),) = value.items()
+        return {"gauge": {"kind": "gauge", "condition": item}, "from": {"kind": "from", "run": item}}.get(key, value)
+    return value
+
+
+FactorStart = Annotated[
+    MatchedStart | SpectralStart | GaugeStart | RunStart,
+    Field(discriminator="kind"),
+    BeforeValidator(_short_start),
+    NameAsKind,
+]
 
 
 class FactorizedConfig(HeadOutputConfig):
     """W_M_i = A_i B_i with A_i (d × r) and B_i (r × d) per head, summed over heads without a concatenation."""
 
     kind: Literal["factorized"] = "factorized"
-    rank: int = Field(ge=1)
-    """r, from 1 to `model.d_model`."""
+    two_factors: ClassVar[bool] = True
+    rank: int | None = Field(default=None, ge=1)
+    """r, from 1 to `model.d_model`; null where there are `ranks`."""
+    ranks: Annotated[tuple[Annotated[tuple[Annotated[int, Field(ge=0)], ...], AllowList], ...], AllowList] | None = None
+    """For each layer a list with a rank for each key/value head. Heads are padded to their layer's largest."""
+    init: FactorStart = MatchedStart()
+    rebalance_every: int | None = Field(default=None, ge=1)
+    """Steps between changes to the balanced factors of the same maps; null means never."""
+
+    def checks(self) -> Iterator[Check]:
+        if (self.rank is None) == (self.ranks is None):
+            yield Check("rank", "a rank, or `ranks` for each layer and head (not both)", ("ranks",))
+        if self.ranks is not None and isinstance(self.init, GaugeStart):
+            yield Check("init", "another start, or one `rank` for all heads", ("ranks",))
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _rank_within(self.rank, model)
+        if self.rank is not None:
+            yield from _rank_within(self.rank, model)
+        ranks, around = self.ranks or (), ("d_model", "n_layers", "n_heads", "n_kv_heads")
+        if self.ranks is not None and len(ranks) != model.n_layers:
+            yield Check("head_output.ranks", f"a list for each of n_layers = {model.n_layers} layers", around)
+        for layer, row in enumerate(ranks):
+            if len(row) != model.kv_heads or not 1 <= max(row, default=0) <= model.d_model:
+                expected = (
+                    f"a rank from 0 to d_model = {model.d_model} for each of {model.kv_heads} key/value heads, "
+                    "one of them above 0"
+                )
+                yield Check(f"head_output.ranks.{layer}", expected, around)
+
+    def layer_ranks(self, layer: int, model: ModelConfig) -> tuple[int, ...]:
+        """The rank of each key/value head of a layer."""
+        if self.ranks is not None:
+            return self.ranks[layer]
+        assert self.rank is not None
+        return (self.rank,) * model.kv_heads
 
 
 class DenseConfig(HeadOutputConfig):

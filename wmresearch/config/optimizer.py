@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from wmresearch.config.base import AllowList, Check, Config, NameAsKind
 
@@ -41,15 +41,31 @@ class ConstantSchedule(Config):
 Schedule = Annotated[CosineSchedule | LinearSchedule | ConstantSchedule, Field(discriminator="kind"), NameAsKind]
 
 
-class AdamWConfig(Config):
-    """AdamW with decoupled decay on matrices only, not on biases, gains or vectors (Loshchilov & Hutter 2019)."""
+class DecayOf(Config):
+    """Weight decay of the matrices of one part of the model; null follows `weight_decay`."""
 
-    kind: Literal["adamw"] = "adamw"
+    head_output: float | None = Field(default=None, ge=0)
+    """What the heads read and write: W_V and W_O, or A and B."""
+    queries_keys: float | None = Field(default=None, ge=0)
+    mlp: float | None = Field(default=None, ge=0)
+    embeddings: float | None = Field(default=None, ge=0)
+    """Token and position embeddings, and logits of their own."""
+
+
+class OptimizerConfig(Config):
+    """What every optimizer has."""
+
+    kind: str
     learning_rate: float = Field(gt=0)
     """At the peak of the schedule."""
     betas: Annotated[tuple[float, float], AllowList] = (0.9, 0.95)
+    """Of Adam's two moments."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Multiplied by the learning rate at each step, as in PyTorch and optax."""
+    """Of matrices, not of biases, gains or vectors. Multiplied by the learning rate, as in PyTorch and optax."""
+    decay_of: DecayOf = DecayOf()
+    """Another weight decay for one part of the model."""
+    frobenius_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay of the heads' maps, λ ∇ ½ Σ ‖M_i‖_F² (Khodak et al. 2021, arXiv 2105.01029)."""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest global norm of the gradient; null means no clipping."""
     schedule: Schedule = CosineSchedule()
@@ -59,4 +75,36 @@ class AdamWConfig(Config):
             yield Check("betas", "two numbers from 0 up to, not including, 1")
 
 
-Optimizer = Annotated[AdamWConfig, NameAsKind]
+class AdamWConfig(OptimizerConfig):
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), or Adam with the decay in the gradient."""
+
+    kind: Literal["adamw"] = "adamw"
+    decay: Literal["decoupled", "gradient"] = "decoupled"
+    """decoupled: beside the moments, which is not an L2 penalty. gradient: L2, wd · p added to the clipped gradient."""
+
+
+class MuonConfig(OptimizerConfig):
+    """Muon on the matrices within layers (Jordan et al. 2024), AdamW on embeddings, gains and biases.
+
+    An update is orthogonalized and multiplied by its shape factor: √max(1, fan_out / fan_in), or with `update_rms` ρ
+    ρ √max(fan_in, fan_out) (Liu et al. 2025, arXiv 2502.16982). The factors stand in the run's manifest: that of a
+    fused d × d W_O is 1, that of one head's r × d block √(d/r).
+    """
+
+    kind: Literal["muon"] = "muon"
+    heads: Literal["fused", "per_head"] = "fused"
+    """What is orthogonalized of queries, keys and two-factor heads: all heads as one matrix, or each by itself."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    update_rms: float | None = Field(default=None, gt=0)
+    """Root mean square of an update's entries, whatever the shape (0.2 is AdamW's); null: the shape factor above."""
+    adam_learning_rate: float | None = Field(default=None, gt=0)
+    """Of what AdamW updates; null means `learning_rate`."""
+
+
+def _adamw_unless_said(value: Any) -> Any:
+    return {"kind": "adamw", **value} if isinstance(value, dict) else value
+
+
+Optimizer = Annotated[
+    AdamWConfig | MuonConfig, Field(discriminator="kind"), BeforeValidator(_adamw_unless_said), NameAsKind
+]

@@ -38,16 +38,51 @@ StrengthSchedule = Annotated[
 ]
 
 
+class TargetNorm(Config):
+    """A norm of the heads' maps, averaged over heads and layers, that the strength is steered to keep."""
+
+    norm: Literal["frobenius", "nuclear"] = "frobenius"
+    value: float = Field(gt=0)
+    """‖M‖_F or ‖M‖_* to keep to. A penalty can only hold a norm down: below the target its strength goes to 0."""
+    gain: float = Field(default=0.02, gt=0)
+    """How fast ln λ follows ln(‖M‖ / value), per step."""
+    initial: float = Field(default=1e-3, gt=0)
+    """λ at the first step."""
+
+
 class PenaltyConfig(Config):
     """What every penalty has. Its gradient is added to the loss's after that was clipped."""
 
     kind: str
-    strength: float = Field(ge=0)
-    """λ, the factor of the penalty in the loss."""
+    strength: float | None = Field(default=None, ge=0)
+    """λ, the factor of the penalty in the loss; null where there is a target."""
+    target: TargetNorm | None = None
+    """Steers λ instead, so that two penalties are compared at equal ‖M‖."""
     schedule: StrengthSchedule = ConstantStrength()
+    every: int = Field(default=1, ge=1)
+    """Steps between computations of the gradient, which is used again at the steps between."""
+
+    def checks(self) -> Iterator[Check]:
+        if (self.strength is None) == (self.target is None):
+            expected = "a number of at least 0, or a target" if self.target is None else "null where there is a target"
+            yield Check("strength", expected, ("target",))
+        if self.target is not None and not isinstance(self.schedule, ConstantStrength):
+            yield Check("schedule", "constant: with a target the strength is steered", ("target",))
 
 
-class NuclearPenalty(PenaltyConfig):
+class ProximalPenaltyConfig(PenaltyConfig):
+    """A penalty that can also be a proximal step: λ · learning rate, after the optimizer's, on A B as stored."""
+
+    step: Literal["gradient", "proximal"] = "gradient"
+    """proximal: exact zeros. Not of the maps with the norm's gain, as gradients are, but of the stored factors."""
+
+    def checks(self) -> Iterator[Check]:
+        yield from super().checks()
+        if self.step == "proximal" and self.target is not None:
+            yield Check("target", "null for a proximal step", ("step",))
+
+
+class NuclearPenalty(ProximalPenaltyConfig):
     """Σ ‖M_i‖_*, the sum of singular values over heads and layers."""
 
     kind: Literal["nuclear"] = "nuclear"
@@ -72,13 +107,13 @@ class SchattenPenalty(PenaltyConfig):
     p: float = Field(gt=0)
 
 
-class L1Penalty(PenaltyConfig):
-    """Σ |M_i,kl|: forms the product in tiles, so it is slow for large models."""
+class L1Penalty(ProximalPenaltyConfig):
+    """Σ |M_i,kl|: forms the product in tiles, so it is slow for large models. The proximal step is of ‖A‖_1 + ‖B‖_1."""
 
     kind: Literal["l1"] = "l1"
 
 
-class GroupLassoPenalty(PenaltyConfig):
+class GroupLassoPenalty(ProximalPenaltyConfig):
     """Σ ‖M_i,g‖_F over groups of entries: rows (what a head reads), columns (what it writes) or blocks."""
 
     kind: Literal["group_lasso"] = "group_lasso"
@@ -87,9 +122,12 @@ class GroupLassoPenalty(PenaltyConfig):
     """Rows and columns of a block; divides `model.d_model`."""
 
     def checks(self) -> Iterator[Check]:
+        yield from super().checks()
         if (self.groups == "blocks") != (self.block is not None):
             expected = "the size of a block" if self.block is None else "null, unless groups is blocks"
             yield Check("block", expected, ("groups",))
+        if self.groups == "blocks" and self.step == "proximal":
+            yield Check("step", "gradient: blocks of a product of factors have no proximal step", ("groups",))
 
 
 class HeadOverlapPenalty(PenaltyConfig):

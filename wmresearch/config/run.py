@@ -11,7 +11,7 @@ from wmresearch.config.base import AllowList, Check, Config, Operational
 from wmresearch.config.data import DataConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import Optimizer
-from wmresearch.config.penalty import GroupLassoPenalty, Penalty
+from wmresearch.config.penalty import GroupLassoPenalty, Penalty, ProximalPenaltyConfig
 from wmresearch.config.training import ParallelConfig, TrackingConfig, TrainingConfig
 
 
@@ -38,5 +38,11 @@ class RunConfig(Config):
             if isinstance(penalty, GroupLassoPenalty) and penalty.block and self.model.d_model % penalty.block:
                 expected = f"a divisor of model.d_model = {self.model.d_model}"
                 yield Check(f"penalties.{index}.block", expected, ("model.d_model",))
+            proximal = isinstance(penalty, ProximalPenaltyConfig) and penalty.step == "proximal"
+            if proximal and not self.model.head_output.two_factors:
+                expected = (
+                    f"gradient: a proximal step needs stored factors A, B, which {self.model.head_output.kind} lacks"
+                )
+                yield Check(f"penalties.{index}.step", expected, ("model.head_output",))
         if self.parallel.mesh and any(size > 1 for size in self.parallel.mesh.values()):
             yield Check("parallel.mesh", "null: more than one device is not implemented yet")

@@ -16,6 +16,10 @@ from wmresearch.config.run import RunConfig
 from wmresearch.config.sweep import SweepConfig
 
 _REF = "#/$defs/"
+_SHORT_STARTS = [
+    {"type": "object", "properties": {key: {"type": kind}}, "required": [key], "additionalProperties": False}
+    for key, kind in (("gauge", "number"), ("from", "string"))
+]
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -57,7 +61,7 @@ def _with_names(node: Any) -> Any:
         names = sorted(node.pop("discriminator")["mapping"])
         if "stdlib" in names:
             names += ["stdlib/full", "stdlib/small"]
-        node["anyOf"] = [*node.pop("oneOf"), {"enum": names}]
+        node["anyOf"] = [*node.pop("oneOf"), {"enum": names}, *(_SHORT_STARTS if "gauge" in names else [])]
     return node
 
 

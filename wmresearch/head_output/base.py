@@ -80,6 +80,14 @@ class HeadOutput(nnx.Module, abc.ABC):
     def factors(self) -> FactoredMatrix:
         """The M_i of all query heads as A_i B_i: A `[h, d, r]`, B `[h, r, d]`; for maps of full rank, M_i and I."""
 
+    def bias_written(self) -> Float[Array, " d"]:
+        """Σ_i (what head i writes of a_i) + b: what the layer gives for x = 0, since attention rows sum to one."""
+        cost = self.path_cost()
+        if self.value_bias is None or self.output_bias is None:
+            return jnp.zeros((cost.d,))
+        bias_hr = jnp.repeat(self.value_bias[...], self.heads // cost.value_heads, axis=0)
+        return self.write(bias_hr[None, None])[0, 0] + self.output_bias[...]
+
     def flops_per_token(self, attended: float) -> float:
         """Operations of a forward pass in matrix products, for one token that attends to so many keys."""
         return self.path_cost().flops_per_token(self.order, attended)
@@ -118,6 +126,23 @@ class LowRankOutput(HeadOutput):
 
     def factors(self) -> FactoredMatrix:
         return low_rank_factors(self.read_weight(), self.write_weight())
+
+    def stored(self) -> FactoredMatrix:
+        """The factors as stored, the query heads that share A as one matrix [M_1 … M_g]: `[k, d, r]`, `[k, r, g·d]`."""
+        a_dkr, b_hrd = self.read_weight(), self.write_weight()
+        (d, k, r), h = a_dkr.shape, b_hrd.shape[0]
+        grouped = jnp.moveaxis(b_hrd.reshape(k, h // k, r, d), 1, 2)
+        return FactoredMatrix(jnp.moveaxis(a_dkr, 1, 0), grouped.reshape(k, r, h // k * d))
+
+    def store(self, matrix: FactoredMatrix) -> None:
+        """Makes these the stored factors; shaped as `stored` gives them."""
+        k, d, r = matrix.a.shape
+        b_hrd = jnp.moveaxis(matrix.b.reshape(k, r, -1, d), 2, 1).reshape(-1, r, d)
+        self.set_weights(jnp.moveaxis(matrix.a, 0, 1), b_hrd)
+
+    def set_weights(self, read_dkr: Float[Array, "d k r"], write_hrd: Float[Array, "h r d"]) -> None:
+        """Makes these A and B. Only for kinds that store both of them."""
+        raise NotImplementedError(self.kind)
 
 
 class WholeReading(HeadOutput):

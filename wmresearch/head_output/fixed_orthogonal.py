@@ -12,7 +12,7 @@ from wmresearch.config.head_output import FixedOrthogonalConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, read_axes, weight
 
 
 class FixedOrthogonalHeadOutput(LowRankOutput):
@@ -27,7 +27,8 @@ class FixedOrthogonalHeadOutput(LowRankOutput):
 
     def __init__(self, config: FixedOrthogonalConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, k, r = model.d_model, model.kv_heads, model.head_width
-        self.value = weight((d, k, r), Normal(model.product_std * (d / r) ** 0.5), model.param_dtype)
+        start = Normal(model.product_std * (d / r) ** 0.5)
+        self.value = weight((d, k, r), start, model.param_dtype, axes=read_axes())
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:

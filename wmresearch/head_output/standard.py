@@ -8,7 +8,7 @@ from wmresearch.config.head_output import StandardConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, read_axes, weight, write_axes
 
 
 class StandardHeadOutput(LowRankOutput):
@@ -22,8 +22,9 @@ class StandardHeadOutput(LowRankOutput):
 
     def __init__(self, config: StandardConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, model.head_width
-        self.value = weight((d, k, r), Normal(model.init_std), model.param_dtype)
-        self.output = weight((h * r, d), Normal(model.residual_std), model.param_dtype)
+        reading, writing = read_axes(), write_axes(view=(h, r, d))
+        self.value = weight((d, k, r), Normal(model.init_std), model.param_dtype, axes=reading)
+        self.output = weight((h * r, d), Normal(model.residual_std), model.param_dtype, axes=writing)
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:
@@ -32,6 +33,10 @@ class StandardHeadOutput(LowRankOutput):
     def write_weight(self) -> Float[Array, "h r d"]:
         _, _, r = self.value.shape
         return self.output[...].reshape(-1, r, self.output.shape[1])
+
+    def set_weights(self, read_dkr: Float[Array, "d k r"], write_hrd: Float[Array, "h r d"]) -> None:
+        self.value[...] = read_dkr
+        self.output[...] = write_hrd.reshape(self.output.shape)
 
     def path_cost(self) -> PathCost:
         d, k, r = self.value.shape

@@ -1,4 +1,4 @@
-"""Declares a model's parameters without making them: shape, type, how they start, whether weight decay acts.
+"""Declares a model's parameters without making them: shape, type, how they start, how an optimizer treats them.
 
 A module built from `weight`s is a description: its parameters are `jax.ShapeDtypeStruct`s and take no memory, so a
 70-billion-parameter model can be counted on a laptop. `initialize` makes the arrays, as a plain dict.
@@ -6,10 +6,12 @@ A module built from `weight`s is a description: its parameters are `jax.ShapeDty
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +23,24 @@ Params: TypeAlias = dict[str, Any]
 """Nested dict of arrays, keyed as the module's attributes are named."""
 
 
+class Initializer(Protocol):
+    """How a parameter starts. Frozen and hashable: one program is compiled for each and each shape.
+
+    `own` is the parameter's own key, `common` that of all parameters of its module, for what two of them must agree on.
+    """
+
+    def __call__(self, own: PRNGKeyArray, common: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array: ...
+
+
 @dataclass(frozen=True)
 class Normal:
     """N(0, std²), each entry for itself."""
 
     std: float
 
-    def __call__(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.std * jax.random.normal(key, shape, dtype)
+    def __call__(self, own: PRNGKeyArray, common: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+        del common
+        return self.std * jax.random.normal(own, shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -37,22 +49,66 @@ class Constant:
 
     value: float
 
-    def __call__(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-        del key
+    def __call__(self, own: PRNGKeyArray, common: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+        del own, common
         return jnp.full(shape, self.value, dtype)
 
 
-Initializer: TypeAlias = Normal | Constant
+@dataclass(frozen=True)
+class MatrixAxes:
+    """Which axes of a parameter a matrix product sums over and which it makes; the others hold matrices side by side.
+
+    An optimizer that treats matrices as such (Muon) takes the heads as one matrix or each head's as its own.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    heads: int | None = None
+    """Which of these axes counts the heads."""
+    view: tuple[int, ...] | None = None
+    """Shape in which the axes are counted, where it is not the parameter's own."""
 
 
-def weight(shape: tuple[int, ...], init: Initializer, dtype: str, *, decay: bool = True) -> nnx.Param:
-    """A parameter to be: `decay` says whether weight decay acts on it (matrices yes; biases and gains no)."""
-    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)), init=init, decay=decay)
+def read_axes() -> MatrixAxes:
+    """Of `[d, h, r]`: each head reads x through a d × r matrix."""
+    return MatrixAxes((0,), (1, 2), heads=1)
+
+
+def write_axes(view: tuple[int, ...] | None = None) -> MatrixAxes:
+    """Of `[h, r, d]`: each head writes through an r × d matrix."""
+    return MatrixAxes((0, 1), (2,), heads=0, view=view)
+
+
+def weight(
+    shape: tuple[int, ...],
+    init: Initializer,
+    dtype: str,
+    *,
+    decay: bool = True,
+    axes: MatrixAxes | Literal["last two"] | None = "last two",
+    nonzeros: int | None = None,
+) -> nnx.Param:
+    """A parameter to be.
+
+    `decay` says whether weight decay acts on it (matrices yes; biases and gains no). `axes` are those of the matrices
+    in it; what does not decay has none. `nonzeros` is how many entries are not held at zero; unless given, all.
+    """
+    if axes == "last two":
+        axes = MatrixAxes((len(shape) - 2,), (len(shape) - 1,)) if decay and len(shape) >= 2 else None
+    stored = math.prod(shape) if nonzeros is None else nonzeros
+    abstract = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    return nnx.Param(abstract, init=init, decay=decay, axes=axes, nonzeros=stored, trainable=True)
 
 
 def bias(shape: tuple[int, ...], dtype: str) -> nnx.Param:
     """A bias, zero at first, without weight decay."""
     return weight(shape, Constant(0.0), dtype, decay=False)
+
+
+def buffer(shape: tuple[int, ...], init: Initializer, dtype: str) -> nnx.Param:
+    """An array that belongs to the model's state but has no gradient: a mask, the places of blocks. Not counted."""
+    abstract = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    return nnx.Param(abstract, init=init, decay=False, axes=None, nonzeros=0, trainable=False)
 
 
 def initialize(module: nnx.Module, key: PRNGKeyArray) -> Params:
@@ -65,22 +121,23 @@ def initialize(module: nnx.Module, key: PRNGKeyArray) -> Params:
 
     def draw(path: tuple[Any, ...], param: nnx.Variable) -> Array:
         abstract = param.get_raw_value()
-        name = np.uint32(zlib.crc32("/".join(map(str, path)).encode()))
-        return _draw(key, name, param.init, abstract.shape, abstract.dtype)
+        own, common = ("/".join(map(str, part)) for part in (path, path[:-1]))
+        names = [np.uint32(zlib.crc32(name.encode())) for name in (own, common)]
+        return _draw(key, *names, param.init, abstract.shape, abstract.dtype)
 
     state = nnx.state(module, nnx.Param)
     return nnx.to_pure_dict(nnx.map_state(lambda path, param: param.replace(draw(path, param)), state))
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def _draw(key: PRNGKeyArray, name: Any, init: Initializer, shape: tuple[int, ...], dtype: Any) -> Array:
-    return init(jax.random.fold_in(key, name), shape, dtype)
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def _draw(key: PRNGKeyArray, own: Any, common: Any, init: Initializer, shape: tuple[int, ...], dtype: Any) -> Array:
+    return init(jax.random.fold_in(key, own), jax.random.fold_in(key, common), shape, dtype)
 
 
-def decay_mask(module: nnx.Module) -> Params:
-    """For each parameter, whether weight decay acts on it; same structure as the parameters."""
+def about(module: nnx.Module, of: Callable[[str, nnx.Variable], Any]) -> Params:
+    """What a function of path and declaration says of each parameter; same structure as the parameters."""
     state = nnx.state(module, nnx.Param)
-    return nnx.to_pure_dict(nnx.map_state(lambda _, param: param.replace(param.decay), state))
+    return nnx.to_pure_dict(nnx.map_state(lambda path, p: p.replace(of("/".join(map(str, path)), p)), state))
 
 
 def value_or_none(param: nnx.Param | None) -> Array | None:
@@ -88,11 +145,44 @@ def value_or_none(param: nnx.Param | None) -> Array | None:
     return None if param is None else param[...]
 
 
+def declared(module: nnx.Module) -> dict[str, nnx.Variable]:
+    """Path → declaration of every parameter that is trained."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {"/".join(map(str, path)): param for path, param in flat if param.trainable}
+
+
 def count(module: nnx.Module) -> int:
     """Number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(module, nnx.Param))))
+    return sum(param.get_raw_value().size for param in declared(module).values())
 
 
-def shapes(module: nnx.Module) -> dict[str, jax.ShapeDtypeStruct]:
-    """Path → shape and type of every parameter."""
-    return {"/".join(map(str, path)): param.get_raw_value() for path, param in nnx.to_flat_state(nnx.state(module))}
+def count_nonzeros(module: nnx.Module) -> int:
+    """Number of parameters that are not held at zero."""
+    return sum(param.nonzeros for param in declared(module).values())
+
+
+def split(params: Params, chosen: Params) -> tuple[Params, Params]:
+    """The leaves that are chosen (True in a tree of the same structure), and the others.
+
+    Branches without any are left out.
+    """
+    sides: tuple[Params, Params] = ({}, {})
+    for key, value in params.items():
+        if isinstance(value, dict):
+            for side, part in zip(sides, split(value, chosen[key]), strict=True):
+                if part:
+                    side[key] = part
+        else:
+            sides[not chosen[key]][key] = value
+    return sides
+
+
+def join(one: Params, other: Params, both: Callable[[Any, Any], Any] = lambda _, new: new) -> Params:
+    """What was split, or some leaves put into the others; `both` makes one leaf of two at the same place."""
+    out = dict(one)
+    for key, value in other.items():
+        if key not in out:
+            out[key] = value
+        else:
+            out[key] = join(out[key], value, both) if isinstance(value, dict) else both(out[key], value)
+    return out

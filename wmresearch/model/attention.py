@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from wmresearch.config.model import ModelConfig, RotaryPositions
 from wmresearch.head_output import HeadOutput, Mix, make_head_output
 from wmresearch.head_output.orders import query_blocks
-from wmresearch.head_output.weights import Normal, bias, weight
+from wmresearch.head_output.weights import Normal, bias, read_axes, weight
 from wmresearch.model.layers import dropout, fold, rotate
 
 
@@ -19,8 +19,8 @@ class Attention(nnx.Module):
 
     def __init__(self, model: ModelConfig, layer: int = 0, first: HeadOutput | None = None) -> None:
         d, h, k, e = model.d_model, model.n_heads, model.kv_heads, model.head_width
-        self.query = weight((d, h, e), Normal(model.init_std), model.param_dtype)
-        self.key = weight((d, k, e), Normal(model.init_std), model.param_dtype)
+        self.query = weight((d, h, e), Normal(model.init_std), model.param_dtype, axes=read_axes())
+        self.key = weight((d, k, e), Normal(model.init_std), model.param_dtype, axes=read_axes())
         self.query_bias = bias((h, e), model.param_dtype) if model.bias else None
         self.key_bias = bias((k, e), model.param_dtype) if model.bias else None
         self.head_output = make_head_output(model, layer, first)

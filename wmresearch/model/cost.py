@@ -102,7 +102,7 @@ class WeightShape:
 def head_output_weights(model: ModelConfig) -> tuple[WeightShape, ...]:
     """The head output's own parameters, by name."""
     head_output = Transformer(model, 1).blocks[0].attention.head_output
-    params = weights.shapes(head_output)
+    params = {name: param.get_raw_value() for name, param in weights.declared(head_output).items()}
     layers = model.n_layers
     return tuple(
         WeightShape(n, head_output.symbol(n), leaf.shape, leaf.size, leaf.size * layers) for n, leaf in params.items()

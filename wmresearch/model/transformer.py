@@ -74,7 +74,9 @@ def make_apply(transformer: Transformer, dtype: str) -> Apply:
     graph, _ = nnx.split(transformer)
 
     def apply(params: Params, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
-        cast = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        cast = jax.tree.map(
+            lambda leaf: leaf.astype(dtype) if jnp.isdtype(leaf.dtype, "real floating") else leaf, params
+        )
         return nnx.merge(graph, cast)(tokens_bt, key)
 
     return apply

@@ -24,7 +24,7 @@ class Checkpoints:
     def save(self, state: TrainState, step: int) -> None:
         """Starts to write; the state may be donated as soon as this returns."""
         if self._manager.latest_step() != step:
-            items = {"params": state.params, "rest": (state.optimizer, state.step)}
+            items = {"params": state.params, "rest": (state.optimizer, state.step, state.memory)}
             args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
             self._manager.save(step, args=args)
 
@@ -37,7 +37,7 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return None
-        found = self._restore(step, params=like.params, rest=(like.optimizer, like.step))
+        found = self._restore(step, params=like.params, rest=(like.optimizer, like.step, like.memory))
         return TrainState(found["params"], *found["rest"])
 
     def restore_params(self, like: Params, step: int) -> Params:

@@ -14,22 +14,18 @@ import numpy as np
 
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
 from wmresearch.data import Stream, TokenizedCorpus, load_corpus
-from wmresearch.head_output.weights import decay_mask, initialize
-from wmresearch.model import Transformer, make_apply
 from wmresearch.model.cost import model_cost
-from wmresearch.model.maps import make_maps
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoints import Checkpoints, open_checkpoints
+from wmresearch.training.diagnostics import effective_decay, make_diagnostics
 from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.manifest import make_manifest
-from wmresearch.training.optimizers import make_optimizer, make_schedule
-from wmresearch.training.penalties import make_penalty_gradient
-from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.program import make_program
 from wmresearch.training.recorder import DivergedError, Progress, Recorder
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.runtime import prepare_runtime
-from wmresearch.training.step import Metrics, TrainState, make_dispatch, make_evaluate, make_loss, make_state, make_step
+from wmresearch.training.step import Metrics, TrainState, make_dispatch, make_evaluate
 
 Report: TypeAlias = Callable[[Progress], None]
 Summary: TypeAlias = dict[str, Any]
@@ -101,10 +97,12 @@ def _run(
 ) -> TrainState | None:
     """The state after the last step, or None where a stop was asked for before it."""
     training, data, context = config.training, config.data, config.model.context
-    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
+    program = make_program(config, corpus.tokenizer.vocab_size)
+    start = program.initial_state()
     cost = model_cost(config.model, corpus.tokenizer.vocab_size)
     directory.write_config(config)
-    directory.write_manifest(make_manifest(labels.run_id, corpus.name, corpus.digest))
+    manifest = make_manifest(labels.run_id, corpus.name, corpus.digest)
+    directory.write_manifest(manifest | program.stated())
     recorder.start(
         corpus_digest=corpus.digest,
         parameters=cost.parameters,
@@ -112,34 +110,28 @@ def _run(
         flops_per_token=cost.training_flops_per_token,
     )
 
-    apply = make_apply(transformer, config.model.dtype)
-    optimizer = make_optimizer(config.optimizer, training.steps, decay_mask(transformer))
-    group = config.model.n_heads // config.model.kv_heads
-    penalties = (
-        make_penalty_gradient(config.penalties, make_maps(transformer), training.steps, group)
-        if config.penalties
-        else None
-    )
-    schedule = make_schedule(config.optimizer.schedule, config.optimizer.learning_rate, training.steps)
     per_dispatch = min(training.steps_per_dispatch, training.steps)
     room = max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
-    dispatch = make_dispatch(make_step(make_loss(apply), optimizer, schedule, penalties), room)
-    evaluate = make_evaluate(apply)
+    dispatch = make_dispatch(program.step, room)
+    evaluate = make_evaluate(program.apply)
     validate = make_evaluator(evaluate, corpus.splits["validation"], context)
-    dropout_key = purpose_key(config.seed, Purpose.DROPOUT) if config.model.dropout else None
+    measure = make_diagnostics(program.transformer)
+    effective = effective_decay(config.optimizer, program.transformer)
+    keys = program.keys()
 
     with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
-        params = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
-        state, step = _restored(make_state(params, optimizer), checkpoints)
+        state, step = _restored(start, checkpoints)
         recorder.resume(step)
         if stop.signal is not None and step < training.steps:  # before anything is compiled
             return None
+        if training.diagnostics and step == 0:  # the null that trained spectra are seen beside
+            recorder.diagnostics(0, measure(state.params))
         pending: tuple[int, int, Metrics] | None = None
         while step < training.steps:
             n = min(per_dispatch, _next_stop(config, step) - step)
             tokens = np.zeros((room, data.batch_size, context + 1), np.int32)
             tokens[:n] = stream.batches(step, n)
-            state, metrics = dispatch(state, jnp.asarray(tokens), n, dropout_key)
+            state, metrics = dispatch(state, jnp.asarray(tokens), n, keys)
             if pending is not None:  # read the last dispatch's metrics while this one runs
                 recorder.steps(*pending)
             pending = (step, n, metrics)
@@ -153,6 +145,8 @@ def _run(
                 pending = None
                 if evaluating:
                     recorder.validation(step, validate(state.params))
+                    if training.diagnostics:
+                        recorder.diagnostics(step, measure(state.params) | effective(state))
                 if saving:
                     checkpoints.save(state, step)
                 recorder.pause()

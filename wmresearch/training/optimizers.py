@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from operator import add
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from wmresearch.config.optimizer import AdamWConfig, CosineSchedule, LinearSchedule, Schedule
-from wmresearch.head_output.weights import Params
+from wmresearch.config.optimizer import AdamWConfig, CosineSchedule, LinearSchedule, MuonConfig, Optimizer, Schedule
+from wmresearch.head_output.weights import MatrixAxes, Params, join
+from wmresearch.training.parameters import ParameterFacts, facts_of
 
 
 def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule:
@@ -31,28 +38,136 @@ def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule
     return rate
 
 
-def add_given() -> optax.GradientTransformationExtraArgs:
-    """Adds the gradient that `update` is given as `added`, if any."""
+def make_optimizer(config: Optimizer, steps: int, facts: Params) -> optax.GradientTransformationExtraArgs:
+    """Clipping by the global norm, then AdamW or Muon; `facts` are the `ParameterFacts` of each trained parameter.
 
-    def update(
-        updates: Params, state: Any, params: Params | None = None, *, added: Params | None = None, **_: Any
-    ) -> tuple[Params, Any]:
+    `update` takes two gradients more, of some of the parameters each. `added` (the penalties') is added after clipping,
+    before the moments: it is not clipped, and does not change how much of the loss's is. `decayed` (decay of the
+    maps) is added after the moments, as decoupled weight decay is, and like that multiplied by the learning rate.
+    """
+    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    decay = _add_decay(decay_rates(config, facts))
+    parts = [clip, _add_given("added")]
+    decoupled = [decay, _add_given("decayed")]
+    if isinstance(config, AdamWConfig) and config.decay == "gradient":
+        parts, decoupled = [*parts, decay], decoupled[1:]
+    return optax.chain(*parts, _moments(config, facts), *decoupled, _descend(config, steps))
+
+
+def decay_rates(config: Optimizer, facts: Params) -> Params:
+    """Weight decay of each parameter."""
+
+    def rate(about: ParameterFacts) -> float:
+        own: float | None = getattr(config.decay_of, about.part)
+        return (config.weight_decay if own is None else own) if about.decays else 0.0
+
+    return jax.tree.map(rate, facts)
+
+
+def _moments(config: Optimizer, facts: Params) -> optax.GradientTransformation:
+    """The direction of a step, to be multiplied by the learning rate."""
+    adam = optax.scale_by_adam(*config.betas)
+    if isinstance(config, AdamWConfig):
+        return adam
+    axes = jax.tree.map(lambda about: _muon_axes(config, about), facts)
+    labels = jax.tree.map(lambda found: "adam" if found is None else "muon", axes, is_leaf=_is_axes)
+    numbers = jax.tree.map(
+        lambda found: optax.MaskedNode() if found is None else MuonDimensionNumbers(found.reads, found.writes),
+        axes,
+        is_leaf=_is_axes,
+    )
+    muon = _viewed(
+        optax.chain(
+            scale_by_muon(beta=config.momentum, weight_dimension_numbers=numbers),
+            optax.stateless(lambda updates, _: _times_shape_factor(config, updates, axes)),
+        ),
+        axes,
+    )
+    ratio = (config.adam_learning_rate or config.learning_rate) / config.learning_rate
+    return optax.partition({"adam": optax.chain(adam, optax.scale(ratio)), "muon": muon}, labels)
+
+
+def muon_shape_factors(config: MuonConfig, parameters: dict[str, nnx.Variable]) -> dict[str, float]:
+    """Path → what an orthogonalized update is multiplied by, of each declared parameter that Muon updates."""
+    out = {}
+    for path, parameter in parameters.items():
+        axes = _muon_axes(config, facts_of(path, parameter))
+        if axes is not None:
+            out[path] = _shape_factor(config, axes.view or parameter.get_raw_value().shape, axes)
+    return out
+
+
+def _shape_factor(config: MuonConfig, shape: tuple[int, ...], axes: MatrixAxes) -> float:
+    fan_in, fan_out = (math.prod(shape[axis] for axis in side) for side in (axes.reads, axes.writes))
+    if config.update_rms is None:
+        return float(max(1.0, fan_out / fan_in) ** 0.5)
+    return float(config.update_rms * max(fan_in, fan_out) ** 0.5)
+
+
+def _times_shape_factor(config: MuonConfig, updates: Params, axes: Params) -> Params:
+    return jax.tree.map(
+        lambda leaf, found: leaf * _shape_factor(config, leaf.shape, found), updates, _masked_like(axes, updates)
+    )
+
+
+def _muon_axes(config: MuonConfig, about: ParameterFacts) -> MatrixAxes | None:
+    """The matrices that Muon orthogonalizes; None where AdamW updates."""
+    axes = about.axes
+    if axes is None or about.part == "embeddings":
+        return None
+    if config.heads == "fused" or axes.heads is None:
+        return axes
+    reads, writes = (tuple(axis for axis in side if axis != axes.heads) for side in (axes.reads, axes.writes))
+    return MatrixAxes(reads, writes, None, axes.view)
+
+
+def _is_axes(value: Any) -> bool:
+    return value is None or isinstance(value, MatrixAxes)
+
+
+def _viewed(inner: optax.GradientTransformation, axes: Params) -> optax.GradientTransformation:
+    """The transformation on parameters in the shapes in which their axes are counted."""
+
+    def view(tree: Params) -> Params:
+        return jax.tree.map(lambda leaf, found: leaf.reshape(found.view or leaf.shape), tree, _masked_like(axes, tree))
+
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        new, state = inner.update(view(updates), state, None if params is None else view(params))
+        return jax.tree.map(lambda leaf, old: leaf.reshape(old.shape), new, updates), state
+
+    return optax.GradientTransformation(lambda params: inner.init(view(params)), update)
+
+
+def _masked_like(axes: Params, tree: Params) -> Params:
+    """The axes with the same leaves masked as in a tree."""
+    return jax.tree.map(
+        lambda leaf, found: leaf if isinstance(leaf, optax.MaskedNode) else found,
+        tree,
+        axes,
+        is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
+    )
+
+
+def _add_given(name: str) -> optax.GradientTransformationExtraArgs:
+    """Adds the gradient that `update` is given under a name, if any."""
+
+    def update(updates: Params, state: Any, params: Params | None = None, **given: Params | None) -> tuple[Params, Any]:
         del params
-        return (updates if added is None else optax.tree.add(updates, added)), state
+        more = given.get(name)
+        return (updates if more is None else join(updates, more, both=add)), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def make_optimizer(config: AdamWConfig, steps: int, decays: Params) -> optax.GradientTransformationExtraArgs:
-    """Clipping by the global norm, then AdamW; `decays` says for each parameter whether weight decay acts on it.
+def _add_decay(rates: Params) -> optax.GradientTransformation:
+    """Adds rate · p."""
 
-    A gradient given to `update` as `added` (that of the penalties) is not clipped, and does not change how much of the
-    loss's is: it is added to it after clipping, before the moments.
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        return jax.tree.map(lambda u, p, rate: u + rate * p if rate else u, updates, params, rates), state
 
-    Decay is decoupled and multiplied by the learning rate. Loshchilov & Hutter 2019 (arXiv 1711.05101).
-    """
-    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    rate = make_schedule(config.schedule, config.learning_rate, steps)
-    b1, b2 = config.betas
-    adamw = optax.adamw(rate, b1=b1, b2=b2, weight_decay=config.weight_decay, mask=decays)
-    return optax.chain(clip, add_given(), adamw)
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def _descend(config: Optimizer, steps: int) -> optax.GradientTransformation:
+    rate: Callable[[Any], Any] = make_schedule(config.schedule, config.learning_rate, steps)
+    return optax.scale_by_learning_rate(rate)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from wmresearch.algebra import FactoredMatrix, penalties
-from wmresearch.config.penalty import CosineStrength, GroupLassoPenalty, Penalty, SchattenPenalty, WarmUpStrength
-from wmresearch.head_output.weights import Params
+from wmresearch.config.penalty import (
+    CosineStrength,
+    GroupLassoPenalty,
+    Penalty,
+    PenaltyConfig,
+    SchattenPenalty,
+    TargetNorm,
+    WarmUpStrength,
+)
+from wmresearch.head_output.weights import Params, join, split
 from wmresearch.model.maps import Maps
-from wmresearch.training.step import PenaltyGradient
+from wmresearch.training.step import Metrics, Penalized
 
 _FUNCTIONS: dict[str, Callable[[FactoredMatrix], Float[Array, ""]]] = {
     "nuclear": penalties.nuclear,
@@ -24,6 +33,14 @@ _FUNCTIONS: dict[str, Callable[[FactoredMatrix], Float[Array, ""]]] = {
     "head_overlap": penalties.head_overlap,
     "orthogonal_factors": penalties.orthogonal_factors,
 }
+
+_PROPORTIONAL = 4.0
+"""Of the controller that keeps to a target: damps what its integral, `gain`, would make swing."""
+_LARGEST_LOG, _SMALLEST_LOG = 12.0, -25.0
+
+Memory: TypeAlias = dict[str, Any]
+"""By kind of penalty: `gradient` and `value` of those that are not computed at every step, `log_strength` of those with
+a target."""
 
 
 def penalty_function(config: Penalty, group: int) -> Callable[[FactoredMatrix], Float[Array, ""]]:
@@ -38,8 +55,9 @@ def penalty_function(config: Penalty, group: int) -> Callable[[FactoredMatrix], 
     return _FUNCTIONS[config.kind]
 
 
-def strength(config: Penalty, steps: int, step: Int[Array, ""]) -> Float[Array, ""]:
-    """λ at a step that counts from 0."""
+def strength(config: PenaltyConfig, steps: int, step: Int[Array, ""]) -> Float[Array, ""]:
+    """λ at a step that counts from 0, of a penalty without a target."""
+    assert config.strength is not None
     done = jnp.asarray(step, float)
     if isinstance(config.schedule, WarmUpStrength):
         return config.strength * jnp.minimum((done + 1) / config.schedule.steps, 1.0)
@@ -50,21 +68,96 @@ def strength(config: Penalty, steps: int, step: Int[Array, ""]) -> Float[Array, 
     return jnp.asarray(config.strength, float)
 
 
-def make_penalty_gradient(configs: Sequence[Penalty], maps: Maps, steps: int, group: int) -> PenaltyGradient:
-    """The gradient of Σ_p λ_p(step) · penalty_p(maps(params)).
+def steered(target: TargetNorm, maps: FactoredMatrix, log_strength: Float[Array, ""]) -> tuple[Array, Array]:
+    """λ = exp(I + 4 e) and the next I = I + gain · e, with e = ln(‖M‖ / value): a PI controller of ln λ.
 
-    Metrics: `penalty/KIND`, the penalty's value, and `penalty/KIND_added`, λ times it, which is what the loss gains.
+    ‖M‖ is the mean over heads and layers of the target's norm.
     """
-    functions = [(config, penalty_function(config, group)) for config in configs]
+    norms = maps.frobenius_norm() if target.norm == "frobenius" else maps.nuclear_norm()
+    error = jnp.log(jnp.maximum(jnp.mean(norms), 1e-30) / target.value)
+    integral = jnp.clip(log_strength + target.gain * error, _SMALLEST_LOG, _LARGEST_LOG)
+    return jnp.exp(jnp.clip(integral + _PROPORTIONAL * error, _SMALLEST_LOG, _LARGEST_LOG)), integral
 
-    def total(params: Params, step: Int[Array, ""]) -> tuple[Float[Array, ""], dict[str, Array]]:
-        found = maps(params)
-        added: list[Array] = []
-        metrics: dict[str, Array] = {}
-        for config, function in functions:
-            value = function(found)
-            added.append(strength(config, steps, step) * value)
-            metrics |= {f"penalty/{config.kind}": value, f"penalty/{config.kind}_added": added[-1]}
-        return jnp.sum(jnp.stack(added)), metrics
 
-    return jax.grad(total, has_aux=True)
+@dataclass(frozen=True, eq=False)
+class Penalties:
+    """The gradient of Σ_p λ_p(step) · penalty_p(maps(params)), of the head outputs' parameters.
+
+    The gradient of a penalty with `every: n` is computed at every n-th step and used again between, never multiplied by
+    n: added after clipping, n times the gradient at every n-th step would vanish in Adam's moments (SCIENCE: traps).
+
+    Metrics: `penalty/KIND`, the penalty's value; `penalty/KIND_strength`, λ; `penalty/KIND_added`, λ times the value,
+    which is what the loss gains; `penalty/KIND_share`, that in relation to the loss.
+    """
+
+    configs: Sequence[Penalty]
+    maps: Maps
+    steps: int
+    group: int
+    """Neighbouring query heads that share A."""
+    chosen: Params
+    """For each parameter, whether it is a head output's."""
+
+    def start(self, params: Params) -> Memory:
+        """The memory before the first step."""
+        own, _ = split(params, self.chosen)
+        memory: Memory = {}
+        for config in self.configs:
+            kept: dict[str, Any] = {}
+            if config.every > 1:
+                kept |= {"gradient": jax.tree.map(jnp.zeros_like, own), "value": jnp.zeros((), float)}
+            if config.target is not None:
+                start = jnp.log(jnp.asarray(config.target.initial, float))
+                kept |= {"log_strength": start, "strength": jnp.exp(start)}
+            if kept:
+                memory[config.kind] = kept
+        return memory
+
+    def __call__(self, params: Params, step: Int[Array, ""], loss: Float[Array, ""], memory: Memory) -> Penalized:
+        own, rest = split(params, self.chosen)
+        added: Params = {}
+        metrics: Metrics = {}
+        new: Memory = {}
+        for config in self.configs:
+            kept = memory.get(config.kind, {})
+            fresh = partial(self._fresh, config, own, rest, kept)
+            if config.every > 1:
+                gradient, value, kept = jax.lax.cond(
+                    step % config.every == 0, fresh, lambda kept=kept: (kept["gradient"], kept["value"], kept)
+                )
+                kept = kept | {"gradient": gradient, "value": value}
+            else:
+                gradient, value, kept = fresh()
+            factor = strength(config, self.steps, step) if config.target is None else kept["strength"]
+            scaled = jax.tree.map(lambda leaf, factor=factor: (factor * leaf).astype(leaf.dtype), gradient)
+            added = join(added, scaled, both=jnp.add)
+            gain = factor * value
+            name = f"penalty/{config.kind}"
+            metrics |= {name: value, f"{name}_strength": factor, f"{name}_added": gain, f"{name}_share": gain / loss}
+            if kept:
+                new[config.kind] = kept
+        return Penalized(added, new, metrics)
+
+    def _fresh(self, config: Penalty, own: Params, rest: Params, kept: Memory) -> tuple[Params, Array, Memory]:
+        """Gradient and value of a penalty at the parameters, and its memory."""
+        function = penalty_function(config, self.group)
+
+        def value(own: Params) -> tuple[Float[Array, ""], FactoredMatrix]:
+            found = self.maps(join(rest, own))
+            return function(found).astype(float), found
+
+        (now, found), gradient = jax.value_and_grad(value, has_aux=True)(own)
+        if config.target is not None:
+            factor, integral = steered(config.target, found, kept["log_strength"])
+            kept = kept | {"log_strength": integral.astype(float), "strength": factor.astype(float)}
+        return gradient, now, kept
+
+
+def make_map_decay(rate: float, maps: Maps, chosen: Params) -> Callable[[Params], Params]:
+    """Parameters → rate · ∇ ½ Σ ‖M_i‖_F², which an optimizer adds as decoupled decay."""
+
+    def decay(params: Params) -> Params:
+        own, rest = split(params, chosen)
+        return jax.grad(lambda own: rate * penalties.frobenius(maps(join(rest, own))))(own)
+
+    return decay

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from wmresearch.config import RunConfig
+from wmresearch.training.diagnostics import Diagnostics, layer_means
 from wmresearch.training.evaluation import Evaluation
 from wmresearch.training.run_directory import RunDirectory, RunLabels, State
 from wmresearch.training.speed import Speed
@@ -79,6 +80,8 @@ class Recorder:
         self._directory.rewind(step)
         for line in self._directory.metrics():
             self._remember(line["step"], {name: value for name, value in line.items() if name != "step"})
+        for line in self._directory.diagnostics():
+            self._track(line["step"], layer_means(line))
         self._tell("compiling", force=True)
 
     def steps(self, first: int, n: int, metrics: Metrics) -> None:
@@ -115,6 +118,11 @@ class Recorder:
         self._write_summary("running")
         self._tell("evaluated")
 
+    def diagnostics(self, step: int, found: Diagnostics) -> None:
+        """The heads' maps were measured after a step; W&B has the means over each layer's heads."""
+        self._directory.append_diagnostics(step, found)
+        self._track(step, layer_means(found))
+
     def test(self, result: Evaluation) -> None:
         """The test split was evaluated, once, at the end."""
         self._figures["test_loss"] = result.loss
@@ -139,6 +147,9 @@ class Recorder:
         if "validation_loss" in values:
             best = self._figures.get("best_validation_loss", math.inf)
             self._figures["best_validation_loss"] = min(best, values["validation_loss"])
+        self._track(step, values)
+
+    def _track(self, step: int, values: dict[str, float]) -> None:
         if self._tracker is not None:
             self._tracker.log(step, values)
 

@@ -4,11 +4,14 @@ config.yaml     the whole config            metrics.jsonl   functions of config 
 status.json     state and heartbeat         timing.jsonl    wall-clock figures
 summary.json    the result                  manifest.json   what it was made from
 checkpoints/    parameters and optimizer state
+diagnostics.jsonl   statistics of each head's map at each evaluation, and before the first step
+spectra/STEP.npz    its singular values `[layers, heads, r]`
 error.txt       the traceback of what made the run fail, where it did
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -19,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
-from wmresearch.training.files import json_line, read_json, write_atomically, write_json
+from wmresearch.training.files import json_line, read_json, write_atomically, write_bytes_atomically, write_json
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
 FINAL: tuple[State, ...] = ("finished", "diverged")
@@ -143,6 +147,21 @@ class RunDirectory:
     def append_timing(self, step: int, figures: Mapping[str, float]) -> None:
         self._append("timing.jsonl", {"step": step, **figures})
 
+    def append_diagnostics(self, step: int, found: Mapping[str, np.ndarray]) -> None:
+        """Statistics by layer and head as one line, singular values as one array file."""
+        statistics = {name: values.tolist() for name, values in found.items() if name != "singular_values"}
+        self._append("diagnostics.jsonl", {"step": step, **statistics})
+        if "singular_values" in found:
+            folder = self.path / "spectra"
+            folder.mkdir(exist_ok=True)
+            data = io.BytesIO()
+            np.savez(data, singular_values=found["singular_values"])
+            write_bytes_atomically(folder / f"{step:08d}.npz", data.getvalue())
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """The lines of diagnostics.jsonl."""
+        return self._lines("diagnostics.jsonl")
+
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json_line(value))
@@ -159,8 +178,8 @@ class RunDirectory:
         return [json.loads(line) for line in whole]
 
     def rewind(self, step: int) -> None:
-        """Cuts metrics.jsonl and timing.jsonl back to a step: what came after will be written again."""
-        for name in ("metrics.jsonl", "timing.jsonl"):
+        """Cuts what is written by step back to a step: what came after will be written again."""
+        for name in ("metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"):
             kept = [line for line in self._lines(name) if line["step"] <= step]
             if kept or (self.path / name).exists():
                 write_atomically(self.path / name, "".join(map(json_line, kept)))

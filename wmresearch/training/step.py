@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from wmresearch.head_output.weights import Params
+from wmresearch.head_output.weights import Params, join, split
 from wmresearch.model.transformer import Apply
 from wmresearch.training.randomness import step_key
 
@@ -25,13 +25,22 @@ class TrainState(NamedTuple):
     params: Params
     optimizer: Any
     step: Int[Array, ""]
+    memory: dict[str, Any]
+    """What penalties keep from step to step."""
 
 
-Step: TypeAlias = Callable[[TrainState, Int[Array, "b t1"], PRNGKeyArray | None], tuple[TrainState, Metrics]]
-"""(state, tokens, the run's dropout key) → state after one update, metrics."""
+class Keys(NamedTuple):
+    """A run's keys for what is random in a step; None where nothing is."""
 
-Dispatch: TypeAlias = Callable[[TrainState, Int[Array, "k b t1"], int, PRNGKeyArray | None], tuple[TrainState, Metrics]]
-"""(state, token batches, how many of them to use, dropout key) → state after so many steps, metrics of each `[k]`."""
+    dropout: PRNGKeyArray | None = None
+    masks: PRNGKeyArray | None = None
+
+
+Step: TypeAlias = Callable[[TrainState, Int[Array, "b t1"], Keys], tuple[TrainState, Metrics]]
+"""(state, tokens, the run's keys) → state after one update, metrics."""
+
+Dispatch: TypeAlias = Callable[[TrainState, Int[Array, "k b t1"], int, Keys], tuple[TrainState, Metrics]]
+"""(state, token batches, how many of them to use, keys) → state after so many steps, metrics of each `[k]`."""
 
 
 def make_loss(apply: Apply) -> Loss:
@@ -45,34 +54,81 @@ def make_loss(apply: Apply) -> Loss:
     return loss
 
 
-def make_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+class Penalized(NamedTuple):
+    """What penalties say at a step."""
+
+    added: Params
+    """Gradient of their sum, of the parameters that it has one of."""
+    memory: dict[str, Any]
+    metrics: Metrics
+
+
+class StepFacts(NamedTuple):
+    """What is known after the optimizer's step."""
+
+    step: Int[Array, ""]
+    learning_rate: Float[Array, ""]
+    gradient: Params
+    """Of the loss, as it came: not clipped, of masked entries too."""
+    key: PRNGKeyArray | None
+
+
+class Parts(NamedTuple):
+    """What a step does besides following the loss's gradient."""
+
+    penalties: Callable[[Params, Int[Array, ""], Float[Array, ""], dict[str, Any]], Penalized] | None = None
+    """(parameters, step, loss, memory) → what is added to the clipped gradient."""
+    decay: Callable[[Params], Params] | None = None
+    """Parameters → what is added as decoupled weight decay is."""
+    constrain: Callable[[Params, Params], Params] | None = None
+    """(parameters, gradient) → the gradient that is followed."""
+    after: tuple[Callable[[Params, StepFacts], tuple[Params, Metrics]], ...] = ()
+    """Changes of the parameters after the optimizer's step, one after another."""
+    trained: Params | None = None
+    """For each parameter whether it has a gradient; None: all have."""
+
+
+def make_state(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    trained: Params | None = None,
+    memory: dict[str, Any] | None = None,
+) -> TrainState:
     """The state before the first step."""
-    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-
-
-PenaltyGradient: TypeAlias = Callable[[Params, Int[Array, ""]], tuple[Params, Metrics]]
-"""(parameters, step) → gradient of the penalties, their metrics."""
+    own = params if trained is None else split(params, trained)[0]
+    return TrainState(params, optimizer.init(own), jnp.zeros((), jnp.int32), memory or {})
 
 
 def make_step(
     loss: Loss,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
-    penalties: PenaltyGradient | None = None,
+    parts: Parts = Parts(),  # noqa: B008, immutable
 ) -> Step:
     """One update. Metrics are those of the loss, the gradient's norm before clipping, and the learning rate."""
 
-    def step(state: TrainState, tokens: Int[Array, "b t1"], key: PRNGKeyArray | None) -> tuple[TrainState, Metrics]:
-        dropout_key = None if key is None else step_key(key, state.step)
-        (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, tokens, dropout_key)
-        added = None
-        if penalties is not None:
-            added, about_penalties = penalties(state.params, state.step)
-            metrics |= about_penalties
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params, added=added)
-        params = optax.apply_updates(state.params, updates)
-        metrics |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": schedule(state.step)}
-        return TrainState(params, optimizer_state, state.step + 1), metrics
+    def step(state: TrainState, tokens: Int[Array, "b t1"], keys: Keys) -> tuple[TrainState, Metrics]:
+        dropout_key, mask_key = (None if key is None else step_key(key, state.step) for key in keys)
+        own, fixed = (state.params, {}) if parts.trained is None else split(state.params, parts.trained)
+
+        def of_own(own: Params) -> tuple[Float[Array, ""], Metrics]:
+            return loss(join(own, fixed), tokens, dropout_key)
+
+        (value, metrics), found = jax.value_and_grad(of_own, has_aux=True)(own)
+        gradient = found if parts.constrain is None else parts.constrain(state.params, found)
+        added, memory = None, state.memory
+        if parts.penalties is not None:
+            added, memory, about = parts.penalties(state.params, state.step, value, memory)
+            metrics |= about
+        decayed = None if parts.decay is None else parts.decay(state.params)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, own, added=added, decayed=decayed)
+        params = join(optax.apply_updates(own, updates), fixed)
+        facts = StepFacts(state.step, schedule(state.step), found, mask_key)
+        for change in parts.after:
+            params, about = change(params, facts)
+            metrics |= about
+        metrics |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": facts.learning_rate}
+        return TrainState(params, optimizer_state, state.step + 1, memory), metrics
 
     return step
 
@@ -83,15 +139,13 @@ def make_dispatch(step: Step, size: int) -> Dispatch:
     The number of steps is an argument, so that a dispatch cut short by an evaluation needs no second compilation.
     """
 
-    def dispatch(
-        state: TrainState, tokens: Int[Array, "k b t1"], n: int, key: PRNGKeyArray | None
-    ) -> tuple[TrainState, Metrics]:
-        shapes = jax.eval_shape(step, state, tokens[0], key)[1]
+    def dispatch(state: TrainState, tokens: Int[Array, "k b t1"], n: int, keys: Keys) -> tuple[TrainState, Metrics]:
+        shapes = jax.eval_shape(step, state, tokens[0], keys)[1]
         empty = {name: jnp.zeros((size,), shape.dtype) for name, shape in shapes.items()}
 
         def body(index: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
             state, history = carry
-            state, metrics = step(state, tokens[index], key)
+            state, metrics = step(state, tokens[index], keys)
             return state, {name: history[name].at[index].set(metrics[name]) for name in history}
 
         return jax.lax.fori_loop(0, n, body, (state, empty))

@@ -1,0 +1,90 @@
+"""What is measured of the heads' maps at each evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from wmresearch.algebra.diagnostics import SpectrumStatistics, copying_score, head_overlap, spectrum_statistics
+from wmresearch.config.optimizer import AdamWConfig, Optimizer
+from wmresearch.head_output.weights import Params
+from wmresearch.model.maps import make_maps
+from wmresearch.model.transformer import Transformer
+from wmresearch.training.optimizers import decay_rates
+from wmresearch.training.parameters import parameter_facts
+from wmresearch.training.step import TrainState
+
+Diagnostics = dict[str, np.ndarray]
+"""Name → values `[layers, heads]`; `singular_values` `[layers, heads, r]`."""
+
+
+def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics]:
+    """A function from parameters to the statistics of each head's map, the norm's gain folded in.
+
+    Those of `SpectrumStatistics`; `overlap`, the largest |cosine| with another head of the layer; `copying`, the
+    copying score through the model's embeddings.
+    """
+    maps = make_maps(transformer)
+
+    def measure(params: Params) -> dict[str, Array]:
+        found = maps(params)
+        statistics = spectrum_statistics(found)
+        out = {field.name: getattr(statistics, field.name) for field in fields(SpectrumStatistics)}
+        embedding = params["embedding"]
+        unembedding = params["logits"] if "logits" in params else embedding.T  # noqa: SIM401, not for every model
+        out["copying"] = copying_score(found, embedding, unembedding)
+        cosines = jnp.abs(head_overlap(found))
+        heads = cosines.shape[-1]
+        others = 1 - jnp.eye(heads, dtype=cosines.dtype)
+        out["overlap"] = jnp.max(cosines * jnp.broadcast_to(others, cosines.shape), axis=-1)
+        return out
+
+    compiled = jax.jit(measure)
+    return lambda params: jax.tree.map(np.asarray, compiled(params))
+
+
+def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
+    """heads/NAME/layerN → the mean over a layer's heads: what curves are drawn of."""
+    return {
+        f"heads/{name}/layer{layer}": float(np.mean(row))
+        for name, values in found.items()
+        if name not in ("step", "singular_values")
+        for layer, row in enumerate(values)
+    }
+
+
+def effective_decay(config: Optimizer, transformer: Transformer) -> Callable[[TrainState], Diagnostics]:
+    """`lambda_eff` `[layers]`, wd · √v̂ of each layer's head output, the mean over its decayed entries; of AdamW alone.
+
+    Decoupled decay of entry p acts as a penalty of gradient λ_eff · p would in Adam, whose steps are divided by √v̂: so
+    it differs by layer, batch size and time (SCIENCE: traps).
+    """
+    if not isinstance(config, AdamWConfig) or config.decay != "decoupled":
+        return lambda _: {}
+    rates = decay_rates(config, parameter_facts(transformer))
+
+    def measure(state: TrainState) -> dict[str, Array]:
+        """After at least one step."""
+        moments = optax.tree.get(state.optimizer, "nu")
+        correction = 1 - config.betas[1] ** state.step.astype(float)
+        layers = []
+        for layer in sorted(moments["blocks"]):
+            pairs = zip(_leaves(moments, layer), _leaves(rates, layer), strict=True)
+            found = [(rate * jnp.sqrt(leaf / correction), leaf.size) for leaf, rate in pairs if rate]
+            total = sum((jnp.sum(values) for values, _ in found), jnp.zeros(()))
+            layers.append(total / max(1, sum(size for _, size in found)))
+        return {"lambda_eff": jnp.stack(layers)}
+
+    compiled = jax.jit(measure)
+    return lambda state: jax.tree.map(np.asarray, compiled(state))
+
+
+def _leaves(tree: Any, layer: int) -> list[Any]:
+    return jax.tree.leaves(tree["blocks"][layer]["attention"]["head_output"])

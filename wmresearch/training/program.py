@@ -1,0 +1,94 @@
+"""From a run's config to the functions that train it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+from wmresearch.config import RunConfig
+from wmresearch.config.head_output import FactorizedConfig
+from wmresearch.config.optimizer import MuonConfig
+from wmresearch.config.penalty import ProximalPenaltyConfig
+from wmresearch.head_output.weights import Params, declared, initialize
+from wmresearch.model import Transformer, make_apply
+from wmresearch.model.maps import make_maps
+from wmresearch.model.transformer import Apply
+from wmresearch.training.optimizers import make_optimizer, make_schedule, muon_shape_factors
+from wmresearch.training.parameters import head_outputs, parameter_facts, trained
+from wmresearch.training.penalties import Penalties, make_map_decay
+from wmresearch.training.proximal import Change, make_proximal_step, make_rebalancing
+from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.step import Keys, Parts, Step, TrainState, make_loss, make_state, make_step
+from wmresearch.training.warm_start import warm_start
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model, how it is trained, and how a run's state starts."""
+
+    config: RunConfig
+    transformer: Transformer
+    vocab_size: int
+    apply: Apply
+    optimizer: optax.GradientTransformationExtraArgs
+    parts: Parts
+    penalties: Penalties | None
+    step: Step
+
+    def initial_params(self) -> Params:
+        """The parameters before the first step.
+
+        Raises:
+            ConfigError: they come from a run that is not usable.
+        """
+        drawn = initialize(self.transformer, purpose_key(self.config.seed, Purpose.INITIALIZATION))
+        return warm_start(self.config, self.vocab_size, drawn)
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step."""
+        params = self.initial_params()
+        memory = self.penalties.start(params) if self.penalties else {}
+        return make_state(params, self.optimizer, self.parts.trained, memory)
+
+    def stated(self) -> dict[str, Any]:
+        """What a run's manifest says of how it is trained, beyond its config."""
+        chosen = self.config.optimizer
+        if not isinstance(chosen, MuonConfig):
+            return {}
+        return {"muon_shape_factors": muon_shape_factors(chosen, declared(self.transformer))}
+
+    def keys(self) -> Keys:
+        """The keys of what is random in the run's steps."""
+        return Keys(dropout=purpose_key(self.config.seed, Purpose.DROPOUT) if self.config.model.dropout else None)
+
+
+def make_program(config: RunConfig, vocab_size: int) -> Program:
+    """The functions of a run; nothing is computed yet."""
+    steps, chosen = config.training.steps, config.optimizer
+    transformer = Transformer(config.model, vocab_size)
+    apply = make_apply(transformer, config.model.dtype)
+    maps, own = make_maps(transformer), head_outputs(transformer)
+    by_step = [
+        penalty
+        for penalty in config.penalties
+        if isinstance(penalty, ProximalPenaltyConfig) and penalty.step == "proximal"
+    ]
+    by_gradient = [penalty for penalty in config.penalties if penalty not in by_step]
+    group = config.model.n_heads // config.model.kv_heads
+    penalties = Penalties(by_gradient, maps, steps, group, own) if by_gradient else None
+    after: list[Change] = [make_proximal_step(penalty, transformer, steps) for penalty in by_step]
+    output = config.model.head_output
+    if isinstance(output, FactorizedConfig) and output.rebalance_every is not None:
+        after.append(make_rebalancing(output.rebalance_every, transformer))
+    optimizer = make_optimizer(chosen, steps, parameter_facts(transformer))
+    parts = Parts(
+        penalties=penalties,
+        decay=make_map_decay(chosen.frobenius_decay, maps, own) if chosen.frobenius_decay else None,
+        after=tuple(after),
+        trained=trained(transformer),
+    )
+    schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
+    step = make_step(make_loss(apply), optimizer, schedule, parts)
+    return Program(config, transformer, vocab_size, apply, optimizer, parts, penalties, step)
