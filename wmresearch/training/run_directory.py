@@ -4,6 +4,7 @@ config.yaml     the whole config            metrics.jsonl   functions of config 
 status.json     state and heartbeat         timing.jsonl    wall-clock figures
 summary.json    the result                  manifest.json   what it was made from
 checkpoints/    parameters and optimizer state
+head_output.py  the file of a head output of the user's own, where the run has one
 error.txt       the traceback of what made the run fail, where it did
 """
 
@@ -22,6 +23,8 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
+from wmresearch.config.custom_file import read_code
+from wmresearch.config.head_output import CustomConfig
 from wmresearch.training.files import json_line, read_json, write_atomically, write_json
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
@@ -97,6 +100,13 @@ class RunDirectory:
         return self.summary().get("state", "pending")
 
     def write_config(self, config: RunConfig) -> None:
+        """A Python file that the config names is kept too, and named in its place: an edit of it is another run's."""
+        chosen = config.model.head_output
+        if isinstance(chosen, CustomConfig):
+            copy = self.path / "head_output.py"
+            write_atomically(copy, read_code(chosen))
+            kept = chosen.model_copy(update={"file": str(copy)})
+            config = config.model_copy(update={"model": config.model.model_copy(update={"head_output": kept})})
         write_atomically(self.path / "config.yaml", yaml_text.write(config.model_dump(mode="json")))
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
