@@ -6,11 +6,11 @@ from pathlib import Path
 from wmresearch.config import yaml_text
 
 _README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-_SECTION = _README.partition("### A kind of your own")[2].partition("\n## ")[0]
+SECTION = _README.partition("### A kind of your own")[2].partition("\n## ")[0]
 
 
 def _block(language: str) -> str:
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", _SECTION, re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
     return block
 
 
