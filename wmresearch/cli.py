@@ -61,8 +61,9 @@ def train(
     """Train one run (or go on with it)."""
     from wmresearch.config import load_run, run_id
     from wmresearch.data import corpus_digest
+    from wmresearch.training.custom_kind import ask_custom
 
-    loaded = load_run(config, overrides or [])
+    loaded = load_run(config, overrides or [], ask_custom)
     line = ProgressLine()
     if directory is None:
         identity = run_id(loaded, corpus_digest(loaded.data, lambda message: line.update(message, force=True)))
@@ -202,8 +203,9 @@ def count(
     """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part."""
     from wmresearch.config import load_run
     from wmresearch.reports.listings import cost_data, cost_listing
+    from wmresearch.training.custom_kind import ask_custom
 
-    loaded = load_run(config, overrides or [])
+    loaded = load_run(config, overrides or [], ask_custom)
     if as_json:
         print(json.dumps(cost_data(loaded), indent=2, ensure_ascii=False))
     else:

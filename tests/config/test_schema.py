@@ -61,6 +61,7 @@ def test_the_run_schema_accepts_and_refuses(change):
 @pytest.mark.parametrize(
     "change",
     [
+        {"grid": {"model.head_output.settings.a": 1}}, {"arms": {"a": {"model.head_output.settings.a": {}}}},
         {"grid": {"optimizer.lerning_rate": [1]}}, {"grid": {"optimizer.learning_rate": [-1]}},
         {"grid": {"optimizer.learning_rate": []}}, {"grid": {}}, {"arms": {}}, {"arms": {"a": {"model.d_modl": 1}}},
         {"arms": {"a": {"model.head_output": {"kind": "shared_basis"}}}}, {"seeds": []}, {"seeds": [-1]},
@@ -76,6 +77,7 @@ def test_the_sweep_schema_knows_dotted_keys_of_each_depth_and_kind():
         "model": {"dropout": 0.1}, "model.head_output": "standard", "model.head_output.kind": "factorized",
         "model.head_output.rank": 3, "model.head_output.init": {"gauge": 10},
         "optimizer.schedule.warmup": 3, "optimizer": {"learning_rate": 1.0},
+        "model.head_output.settings.rank": 8, "model.head_output.settings.names": ["a"], "model.head_output.bias": True,
         "data.corpus": "stdlib/small", "data.corpus.path": "a", "data.tokenizer": {"kind": "bpe"}, "seed": 1,
     }  # fmt: skip
     validator("sweep.json").validate(SWEEP | {"arms": {"a": arm}, "grid": {key: [value] for key, value in arm.items()}})

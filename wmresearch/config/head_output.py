@@ -5,12 +5,13 @@ A new parameterization is one class here, added to `HeadOutput`, and one file in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from wmresearch.config.base import AllowList, Check, Config, NameAsKind
+from wmresearch.config.base import AllowList, Check, Config, NameAsKind, Operational, Words, wrong
 
 if TYPE_CHECKING:
     from wmresearch.config.model import ModelConfig
@@ -237,6 +238,34 @@ class IdentityValueConfig(HeadOutputConfig):
         yield from _slices(self.kind, model)
 
 
+def _setting(value: Any) -> Any:
+    for item in value if isinstance(value, list) else [value]:
+        number = math.isfinite(item) if isinstance(item, float) else isinstance(item, int)
+        if not (number or item is None or isinstance(item, str)):
+            raise wrong("a number, text, true, false or null, or a list of these")
+    return value
+
+
+_SCALAR: dict[str, Any] = {"type": ["number", "string", "boolean", "null"]}
+_SETTING_SCHEMA = {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}
+Setting = Annotated[Any, AfterValidator(_setting), WithJsonSchema(_SETTING_SCHEMA)]
+
+
+class CustomConfig(HeadOutputConfig):
+    """A kind of the user's own: a Python file with the two classes that a kind in this package has, and its settings.
+
+    A relative path starts at the folder of the file that gives it, or at the current folder on the command line.
+    """
+
+    kind: Literal["custom"] = "custom"
+    file: Annotated[str, Field(min_length=1), Operational()]
+    """Where the Python file lies."""
+    sha256: Annotated[str | None, Words("64 hexadecimal digits")] = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Of the file's content, by which it counts in the run's id: filled in when the config is loaded."""
+    settings: dict[str, Setting] = {}
+    """Values for the fields of the file's config class, which says which are valid; they count as they are written."""
+
+
 def _rank_within(rank: int, model: ModelConfig) -> Iterator[Check]:
     if rank > model.d_model:
         expected = f"a rank from 1 to d_model = {model.d_model}"
@@ -265,7 +294,8 @@ HeadOutput = Annotated[
     | MonarchConfig
     | NoOutputConfig
     | FixedOrthogonalConfig
-    | IdentityValueConfig,
+    | IdentityValueConfig
+    | CustomConfig,
     Field(discriminator="kind"),
     NameAsKind,
 ]

@@ -37,7 +37,8 @@ def _plain(value: Any) -> Any:
 def run_id(config: RunConfig, corpus_digest: str) -> str:
     """Twelve hexadecimal digits of sha256 over the scientific config, the schema version and the corpus digest.
 
-    The corpus stands in the hash by its digest, not by the path or name it was read from.
+    The corpus stands in the hash by its digest, not by the path or name it was read from. So does the file of a head
+    output of the user's own: its path is operational, and its sha256, filled in by loading, a field of the config.
     """
     content = scientific(config)
     content.get("data", {}).pop("corpus", None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wmresearch.config.custom_file import AskCustom, with_file
 from wmresearch.config.data import TextFiles
 from wmresearch.config.draft import (
     COMMAND_LINE,
@@ -19,11 +20,12 @@ from wmresearch.config.draft import (
     parse_overrides,
     read_draft,
 )
+from wmresearch.config.head_output import CustomConfig
 from wmresearch.config.presets import find_config
 from wmresearch.config.problems import ConfigError, Problem, nearest
 from wmresearch.config.run import RunConfig
 from wmresearch.config.sweep import SweepConfig
-from wmresearch.config.validation import Examined, examine, shown, validate
+from wmresearch.config.validation import Examined, Place, examine, shown, validate
 
 __all__ = ["COMMAND_LINE", "ArmRun", "grid_points", "load_run", "load_sweep", "parse_override", "parse_run"]
 
@@ -38,8 +40,17 @@ class ArmRun:
     config: RunConfig
 
 
-def load_run(path_or_preset: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def _not_asked(config: RunConfig, place: Place) -> list[Problem]:
+    del config, place
+    return []
+
+
+def load_run(
+    path_or_preset: str | Path, overrides: Sequence[str] = (), ask_custom: AskCustom = _not_asked
+) -> RunConfig:
     """The run config in a YAML file (or preset), with `key=value` overrides on top.
+
+    `ask_custom` says what is wrong with a head output of the user's own, which this room does not run.
 
     Raises:
         ConfigError: with every problem in file and overrides.
@@ -50,7 +61,7 @@ def load_run(path_or_preset: str | Path, overrides: Sequence[str] = ()) -> RunCo
     problems: list[Problem] = []
     for key, value in parse_overrides(overrides, problems):
         draft.set(key, value, Origin(COMMAND_LINE))
-    config, found = _examined(draft)
+    config, found = _examined(draft, ask_custom)
     if problems or found or config is None:
         raise ConfigError([*problems, *found])
     return config
@@ -62,11 +73,20 @@ def parse_run(data: Any, source: str) -> RunConfig:
     Raises:
         ConfigError: with every problem in the data.
     """
-    return validate(RunConfig, data, Draft({}, source).place)
+    draft = Draft({}, source)
+    config = validate(RunConfig, data, draft.place)
+    own = config.model.head_output
+    if isinstance(own, CustomConfig) and own.sha256 is None:
+        config, problems = with_file(config, draft)
+        if problems:
+            raise ConfigError(problems)
+    return config
 
 
-def load_sweep(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tuple[SweepConfig, list[ArmRun]]:
-    """A sweep file and its runs: arms × grid × seeds, in that order.
+def load_sweep(
+    path_or_name: str | Path, overrides: Sequence[str] = (), ask_custom: AskCustom = _not_asked
+) -> tuple[SweepConfig, list[ArmRun]]:
+    """A sweep file and its runs: arms × grid × seeds, in that order. `ask_custom` as in `load_run`.
 
     An override whose first key is one of the sweep's own (`seeds=[0,1]`, `grid.optimizer.learning_rate=[1e-3]`)
     changes the sweep; any other changes the base config.
@@ -94,7 +114,7 @@ def load_sweep(path_or_name: str | Path, overrides: Sequence[str] = ()) -> tuple
         if base is not None:
             for key, value in base_overrides.items():
                 base.set(key, value, Origin(COMMAND_LINE))
-            runs = list(_runs(sweep, draft, examined, base, problems))
+            runs = list(_runs(sweep, draft, examined, base, ask_custom, problems))
     if problems or sweep is None:
         raise ConfigError(problems)
     return sweep, runs
@@ -106,13 +126,27 @@ def grid_points(sweep: SweepConfig) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _examined(draft: Draft) -> tuple[RunConfig | None, list[Problem]]:
-    """The config of a draft, its text files' paths made absolute, and everything that is wrong with it."""
+def _examined(draft: Draft, ask_custom: AskCustom) -> tuple[RunConfig | None, list[Problem]]:
+    """The config of a draft, the paths in it made absolute, and everything that is wrong with it."""
     examined = examine(RunConfig, draft.data, draft.place)
     config, problems = examined.config, examined.problems
-    corpus = config.data.corpus if config is not None else None
-    if config is None or not isinstance(corpus, TextFiles):
-        return config, problems
+    if config is None:
+        return None, problems
+    config, missing = _with_corpus(config, draft, examined)
+    problems = [*problems, *missing]
+    if isinstance(config.model.head_output, CustomConfig) and examined.is_sound("model", "head_output", "file"):
+        config, wrong = with_file(config, draft)
+        if not wrong and examined.is_sound("model"):
+            wrong = ask_custom(config, draft.place)
+        problems += wrong
+    return config, problems
+
+
+def _with_corpus(config: RunConfig, draft: Draft, examined: Examined[RunConfig]) -> tuple[RunConfig, list[Problem]]:
+    """The config with its text files' paths made absolute, and those at which there is nothing."""
+    corpus = config.data.corpus
+    if not isinstance(corpus, TextFiles):
+        return config, []
     found: dict[str, str] = {}
     missing: list[Problem] = []
     for name in ("path", "train", "validation", "test"):
@@ -123,7 +157,7 @@ def _examined(draft: Draft) -> tuple[RunConfig | None, list[Problem]]:
         if not exists:
             missing.append(missing_file(draft, path, text, "a file, folder or glob that exists"))
     data = config.data.model_copy(update={"corpus": corpus.model_copy(update=found)})
-    return config.model_copy(update={"data": data}), [*problems, *missing]
+    return config.model_copy(update={"data": data}), missing
 
 
 def _apply_to_sweep(draft: Draft, overrides: list[tuple[str, Any]], problems: list[Problem]) -> dict[str, Any]:
@@ -165,7 +199,12 @@ def _base_draft(draft: Draft, text: str) -> Draft:
 
 
 def _runs(
-    sweep: SweepConfig, draft: Draft, examined: Examined[SweepConfig], base: Draft, problems: list[Problem]
+    sweep: SweepConfig,
+    draft: Draft,
+    examined: Examined[SweepConfig],
+    base: Draft,
+    ask_custom: AskCustom,
+    problems: list[Problem],
 ) -> Iterator[ArmRun]:
     """The runs, as far as they can be made; what is wrong with them goes to `problems`."""
     grid = {key: values for key, values in (sweep.grid or {}).items() if examined.is_sound("grid", key)}
@@ -183,7 +222,7 @@ def _runs(
             source, place = draft.place(f"grid.{key}")
             changed.set(key, value, Origin(source, place.removesuffix(key), f".{index}"))
         changed.data["seed"] = sweep.seeds[0]
-        config, found = _examined(changed)
+        config, found = _examined(changed, ask_custom)
         problems.extend(found)
         if config is None or found:
             continue

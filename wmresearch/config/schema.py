@@ -6,6 +6,7 @@ python -m wmresearch.config.schema configs/schema
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,10 @@ def sweep_schema() -> dict[str, Any]:
     sweep = definitions.pop("SweepConfig")
     keys = _dotted(definitions["RunConfig"], definitions)
     arms, grid = sweep["properties"]["arms"], sweep["properties"]["grid"]["anyOf"][0]
-    arms["additionalProperties"] = {"type": "object", "properties": keys, "additionalProperties": False}
-    lists = {key: {"type": "array", "items": schema, "minItems": 1} for key, schema in keys.items()}
-    grid |= {"properties": lists, "additionalProperties": False}
+    free = _free(keys)
+    closed = {"type": "object", "additionalProperties": False}
+    arms["additionalProperties"] = closed | {"properties": keys, "patternProperties": free}
+    grid |= closed | {"properties": _lists(keys), "patternProperties": _lists(free)}
     used = _used(sweep, definitions)
     return _headed(sweep | {"$defs": {name: schema for name, schema in definitions.items() if name in used}})
 
@@ -84,6 +86,16 @@ def _dotted(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "
         out[path] = {"type": "object", "description": members[0].get("description", "")} if merged else entry
         out |= inner
     return out
+
+
+def _free(keys: dict[str, Any]) -> dict[str, Any]:
+    """Pattern → schema, for the keys in mappings whose keys are the user's own."""
+    inner = {re.escape(path): entry.get("additionalProperties") for path, entry in keys.items()}
+    return {rf"^{path}\.": schema for path, schema in inner.items() if isinstance(schema, dict)}
+
+
+def _lists(schemas_of: dict[str, Any]) -> dict[str, Any]:
+    return {key: {"type": "array", "items": schema, "minItems": 1} for key, schema in schemas_of.items()}
 
 
 def _options(entry: dict[str, Any]) -> list[dict[str, Any]]:

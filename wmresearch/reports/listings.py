@@ -77,6 +77,7 @@ def cost_data(config: RunConfig) -> dict[str, Any]:
 
 def cost_listing(config: RunConfig) -> str:
     """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part."""
+    from wmresearch.head_output import kind_of
     from wmresearch.model.cost import bytes_of, head_output_weights, model_cost
 
     model = config.model
@@ -106,7 +107,7 @@ def cost_listing(config: RunConfig) -> str:
         )
         for name, parameters, forward, cache, traffic in [*figures, ("all", *totals)]
     ]
-    lines = [_table(columns, rows, right=1), f"head output `{model.head_output.kind}`, {model.n_layers} layers:"]
+    lines = [_table(columns, rows, right=1), f"head output `{kind_of(model.head_output)}`, {model.n_layers} layers:"]
     for weight in head_output_weights(model):
         shape = " × ".join(map(str, weight.shape))
         lines.append(

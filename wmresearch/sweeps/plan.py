@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from wmresearch.config import ConfigError, Problem, RunConfig, SweepConfig, load_sweep, run_id
 from wmresearch.data import corpus_digest
+from wmresearch.training.custom_kind import ask_custom
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def make_plan(path: str | Path, overrides: Sequence[str] = (), report: Callable[
     Raises:
         ConfigError: the file, its base, an arm or an override is wrong, or two arms are the same run.
     """
-    sweep, arm_runs = load_sweep(path, overrides)
+    sweep, arm_runs = load_sweep(path, overrides, ask_custom)
     digests: dict[str, str] = {}
     runs: list[PlannedRun] = []
     for item in arm_runs:

@@ -14,6 +14,7 @@ import numpy as np
 
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
 from wmresearch.data import Stream, TokenizedCorpus, load_corpus
+from wmresearch.head_output import make_head_output
 from wmresearch.model.cost import model_cost
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoints import Checkpoints, open_checkpoints
@@ -45,9 +46,11 @@ def train(
 
     Raises:
         RunBusyError: another process works in the directory.
-        ConfigError: the corpus is not usable, or the directory is or holds something else; nothing was written.
+        ConfigError: the corpus (or a head output of the user's own) is not usable, or the directory is or holds
+            something else; nothing was written.
     """
     prepare_runtime(config)
+    make_head_output(config.model)  # one of the user's own may be wrong, which is said before anything is written
     started = time.monotonic()
     corpus = load_corpus(config.data, lambda message: report(Progress(0, config.training.steps, message)))
     stream = Stream(corpus.splits["train"].tokens, config.data.batch_size, config.model.context, config.seed)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from wmresearch.config import RunConfig
+from wmresearch.head_output import kind_of
 from wmresearch.training.diagnostics import Diagnostics, layer_means
 from wmresearch.training.evaluation import Evaluation
 from wmresearch.training.run_directory import RunDirectory, RunLabels, State
@@ -70,7 +71,7 @@ class Recorder:
             name=f"{labels.arm or labels.run_id} · seed {self._config.seed}",
             group=labels.sweep,
             job_type=labels.role,
-            tags=tuple(tag for tag in (labels.sweep, labels.arm, self._config.model.head_output.kind) if tag),
+            tags=tuple(tag for tag in (labels.sweep, labels.arm, kind_of(self._config.model.head_output)) if tag),
             notes="",
             config=self._config.model_dump(mode="json") | {"arm": labels.arm, "settings": dict(labels.settings)},
         )

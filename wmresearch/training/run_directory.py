@@ -6,6 +6,7 @@ summary.json    the result                  manifest.json   what it was made fro
 checkpoints/    parameters and optimizer state
 diagnostics.jsonl   statistics of each head's map at each evaluation, and before the first step
 spectra/STEP.npz    its singular values `[layers, heads, r]`
+head_output.py  the file of a head output of the user's own, where the run has one
 error.txt       the traceback of what made the run fail, where it did
 """
 
@@ -26,7 +27,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
-from wmresearch.training.files import json_line, read_json, write_atomically, write_bytes_atomically, write_json
+from wmresearch.config.custom_file import read_code
+from wmresearch.config.head_output import CustomConfig
+from wmresearch.training.files import json_line, read_json, write_atomically, write_json
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
 FINAL: tuple[State, ...] = ("finished", "diverged")
@@ -101,6 +104,13 @@ class RunDirectory:
         return self.summary().get("state", "pending")
 
     def write_config(self, config: RunConfig) -> None:
+        """A Python file that the config names is kept too, and named in its place: an edit of it is another run's."""
+        chosen = config.model.head_output
+        if isinstance(chosen, CustomConfig):
+            copy = self.path / "head_output.py"
+            write_atomically(copy, read_code(chosen))
+            kept = chosen.model_copy(update={"file": str(copy)})
+            config = config.model_copy(update={"model": config.model.model_copy(update={"head_output": kept})})
         write_atomically(self.path / "config.yaml", yaml_text.write(config.model_dump(mode="json")))
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
@@ -156,7 +166,7 @@ class RunDirectory:
             folder.mkdir(exist_ok=True)
             data = io.BytesIO()
             np.savez(data, singular_values=found["singular_values"])
-            write_bytes_atomically(folder / f"{step:08d}.npz", data.getvalue())
+            write_atomically(folder / f"{step:08d}.npz", data.getvalue())
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """The lines of diagnostics.jsonl."""
