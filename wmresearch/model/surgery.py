@@ -24,13 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.algebra.products import matmul, transpose
 from wmresearch.config.head_output import DenseConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.weights import Params, value_or_none
+from wmresearch.model.maps import at_least_float32
 from wmresearch.model.transformer import Block, Transformer
 
 Place: TypeAlias = tuple[int, int]
@@ -65,15 +66,11 @@ def make_read_heads(transformer: Transformer) -> Callable[[Params], Heads]:
     graph, _ = nnx.split(transformer)
 
     def read_heads(params: Params) -> Heads:
-        model = nnx.merge(graph, jax.tree.map(_wide, params))
+        model = nnx.merge(graph, at_least_float32(params))
         layers = [_layer(block) for block in model.blocks]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
     return read_heads
-
-
-def _wide(leaf: Array) -> Array:
-    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def _layer(block: Block) -> Heads:
