@@ -77,7 +77,7 @@ def test_the_example_in_the_help_of_a_command_works_as_printed(command, capfd, f
 
 
 def test_help_lists_the_commands_and_waits_for_no_heavy_import():
-    heavy = "jax", "flax", "tensorflow_datasets", "wandb", "scipy", "numpy", "orbax"
+    heavy = "jax", "flax", "tensorflow_datasets", "wandb", "scipy", "numpy", "orbax", "matplotlib"
     script = (
         "import sys; from wmresearch.cli import main\n"
         "sys.argv = ['wm', '--help']\n"

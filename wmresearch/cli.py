@@ -44,6 +44,7 @@ class SpectrumFormat(enum.StrEnum):
     md = "md"
     csv = "csv"
     json = "json"
+    png = "png"
 
 
 class Launcher(enum.StrEnum):
@@ -186,12 +187,32 @@ def table(
 def spectrum(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
     step: Annotated[int | None, typer.Option(help="Of the checkpoint at this step; the newest unless given.")] = None,
-    form: Annotated[SpectrumFormat, typer.Option("--format", help="How it is written.")] = SpectrumFormat.md,
+    form: Annotated[
+        SpectrumFormat | None,
+        typer.Option("--format", help="How it is written: by the ending of --out unless given, else md."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it here; else stdout, and for a png spectrum.png in the run."),
+    ] = None,
+    compare: Annotated[Path | None, typer.Option(metavar="RUN2", help="Another run, side by side.")] = None,
+    drop_heads: Annotated[
+        str | None,
+        typer.Option(metavar="K[,K...]", help="Instead: the validation loss without the K heads of least ‖M‖_F."),
+    ] = None,
+    truncate: Annotated[
+        str | None,
+        typer.Option(metavar="R[,R...]", help="Instead: the validation loss with each map cut to rank R."),
+    ] = None,
 ) -> None:
-    """Ranks and norms of each head's map W_M, beside those before training."""
-    from wmresearch.reports.spectrum import read_spectrum, render
+    """Ranks and norms of each head's map W_M, beside those before training; what the model loses without them."""
+    from wmresearch.reports.spectrum_request import SpectrumRequest, answer
 
-    sys.stdout.write(render(read_spectrum(directory, step), form.value))
+    line = ProgressLine()
+    request = SpectrumRequest(directory, step, form and form.value, out, compare, drop_heads, truncate)
+    text = answer(request, lambda message: line.update(message))
+    line.close()
+    sys.stdout.write(text)
 
 
 @app.command(epilog="Example: `wm count llama3-8b`")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.examples import TEXT, config
 from wmresearch.reports.table import build_table, render
 
 PACKAGES = {"jax": "0.10.2", "flax": "0.12.8", "numpy": "2.4.6"}
@@ -122,3 +123,35 @@ def sweep(tmp_path: Path):
         return SweepFolder(tmp_path / name, list(arms), list(seeds), grid, baseline, name)
 
     return make
+
+
+def _train(folder: Path, **changes: Any) -> tuple[Path, Any]:
+    """A run of two layers with two heads that is really trained, and its config."""
+    from wmresearch.training.loop import train
+
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    chosen = config(folder / "text.txt", model__n_layers=2, **changes)
+    train(chosen, folder / "run")
+    return folder / "run", chosen
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """With checkpoints at steps 6 and 12, and its config."""
+    head_output = {"kind": "factorized", "rank": 5}
+    changes = {"model__head_output": head_output, "training__steps": 12, "training__checkpoint_every": 6}
+    return _train(tmp_path_factory.mktemp("spectrum"), **changes)
+
+
+@pytest.fixture(scope="session")
+def other_run(tmp_path_factory):
+    """The standard head output, with checkpoints at steps 4 and 8."""
+    changes = {"training__steps": 8, "training__checkpoint_every": 4}
+    return _train(tmp_path_factory.mktemp("other"), **changes)[0]
+
+
+@pytest.fixture(scope="session")
+def run_of_four_heads(tmp_path_factory):
+    """With grouped values, biases, and learned weights that are far from their start."""
+    changes = {"model__n_heads": 4, "model__n_kv_heads": 2, "training__steps": 8, "model__bias": True}
+    return _train(tmp_path_factory.mktemp("four"), **changes, optimizer__learning_rate=0.03)[0]

@@ -36,3 +36,8 @@ def make_maps(transformer: Transformer) -> Maps:
         return FactoredMatrix(jnp.stack(a), jnp.stack(b))
 
     return maps
+
+
+def at_least_float32(params: Params) -> Params:
+    """The parameters as matrix decompositions take them: narrower types as float32."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)

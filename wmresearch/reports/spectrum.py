@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from wmresearch.algebra.diagnostics import SpectrumStatistics, spectrum_statistics
-from wmresearch.config import ConfigError, Problem, parse_run, yaml_text
-from wmresearch.data import load_corpus
-from wmresearch.head_output.weights import initialize
-from wmresearch.model import Transformer
-from wmresearch.model.maps import make_maps
-from wmresearch.reports.markdown import pipe_table
-from wmresearch.training.checkpoints import open_checkpoints
-from wmresearch.training.randomness import Purpose, purpose_key
-from wmresearch.training.run_directory import RunDirectory
-from wmresearch.training.runtime import prepare_runtime
-
-FORMATS = ("md", "csv", "json")
-
-_COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("effective_rank", "effective rank", ".2f"),
-    ("r95", "r95", ".0f"),
-    ("stable_rank", "stable rank", ".2f"),
-    ("nuclear_norm", "‖M‖_*", ".4g"),
-    ("frobenius_norm", "‖M‖_F", ".4g"),
-    ("spectral_norm", "‖M‖₂", ".4g"),
-    ("imbalance", "imbalance", ".3f"),
-)
+from wmresearch.config import ConfigError, Problem
+from wmresearch.model.maps import at_least_float32, make_maps
+from wmresearch.reports.trained_run import open_run
 
 
 @dataclass(frozen=True)
@@ -46,6 +24,12 @@ class Spectrum:
     trained: SpectrumStatistics
     initial: SpectrumStatistics
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Layers, heads."""
+        layers, heads, _ = self.trained.singular_values.shape
+        return layers, heads
+
 
 def read_spectrum(path: Path, step: int | None = None) -> Spectrum:
     """The spectra of the newest checkpoint of a run, or of the one at a step.
@@ -53,72 +37,32 @@ def read_spectrum(path: Path, step: int | None = None) -> Spectrum:
     Raises:
         ConfigError: there is no run in the folder, or no such checkpoint.
     """
-    directory = RunDirectory(path)
-    file = directory.path / "config.yaml"
-    if not file.exists():
-        expected = "the directory of a run (with a config.yaml)"
-        hint = "a sweep's runs lie in its folder; `wm status` lists them" if (path / "sweep.json").exists() else ""
-        raise ConfigError([Problem(str(path), "", "", expected, hint)])
-    config = parse_run(yaml_text.read(file), str(file))
-    prepare_runtime(config)
-    corpus = load_corpus(config.data)
-    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
-    start = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
-    with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
-        steps = checkpoints.steps()
-        if not steps or (step is not None and step not in steps):
-            expected = f"a step with a checkpoint: {', '.join(map(str, steps))}" if steps else "a run with a checkpoint"
-            raise ConfigError([Problem(str(path), "", "" if step is None else f"step {step}", expected)])
-        step = steps[-1] if step is None else step
-        params = checkpoints.restore_params(start, step)
-    measure = jax.jit(lambda params: spectrum_statistics(make_maps(transformer)(params)))
-    trained, initial = (jax.tree.map(np.asarray, measure(params)) for params in (params, start))
-    return Spectrum(str(path), step, trained, initial)
+    run = open_run(path, step)
+    maps = make_maps(run.transformer)
+    measure = jax.jit(lambda params: spectrum_statistics(maps(at_least_float32(params))))
+    trained, initial = (jax.tree.map(np.asarray, measure(params)) for params in (run.params, run.initial))
+    return Spectrum(run.name, run.step, trained, initial)
 
 
-def render(spectrum: Spectrum, form: str) -> str:
-    """The spectra as `md`, `csv` or `json` (which has the singular values too)."""
-    if form == "json":
-        return json.dumps(_data(spectrum), indent=2, ensure_ascii=False) + "\n"
-    layers, heads = spectrum.trained.effective_rank.shape
-    header = ["layer", "head"] + [text for _, name, _ in _COLUMNS for text in (name, f"{name} at start")]
-    rows = [
-        [str(layer), str(head)]
-        + [
-            format(float(getattr(statistics, key)[layer, head]), form_)
-            for key, _, form_ in _COLUMNS
-            for statistics in (spectrum.trained, spectrum.initial)
-        ]
-        for layer in range(layers)
-        for head in range(heads)
-    ]
-    if form == "csv":
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([header, *rows])
-        return out.getvalue()
-    notes = (
-        f"\n{spectrum.run} at step {spectrum.step}. M is the head's map with the norm's gain folded in. Effective\n"
-        "rank: exp(−Σ p ln p), p = σ/Σσ. r95: the least k that holds 95 % of Σσ². Stable rank: ‖M‖_F²/‖M‖₂².\n"
-        "Imbalance: of AᵀA against BBᵀ, 0 to 1.\n"
-    )
-    return "\n".join(pipe_table(header, rows, [True] * len(header))) + "\n" + notes
+def read_two(path: Path, other: Path, step: int | None = None) -> tuple[Spectrum, Spectrum]:
+    """The spectra of two runs, each at its newest checkpoint, or both at a step, to be put side by side.
 
-
-def _data(spectrum: Spectrum) -> dict[str, Any]:
-    layers, heads = spectrum.trained.effective_rank.shape
-
-    def one(statistics: SpectrumStatistics, layer: int, head: int) -> dict[str, Any]:
-        figures = {key: float(getattr(statistics, key)[layer, head]) for key, _, _ in _COLUMNS}
-        return figures | {"singular_values": statistics.singular_values[layer, head].tolist()}
-
-    rows = [
-        {
-            "layer": layer,
-            "head": head,
-            **one(spectrum.trained, layer, head),
-            "initial": one(spectrum.initial, layer, head),
-        }
-        for layer in range(layers)
-        for head in range(heads)
-    ]
-    return {"run": spectrum.run, "step": spectrum.step, "heads": rows}
+    Raises:
+        ConfigError: one of them cannot be read, or they differ in layers or heads, so that no head has its like.
+    """
+    found: list[Spectrum] = []
+    problems: list[Problem] = []
+    for each in (path, other):
+        try:
+            found.append(read_spectrum(each, step))
+        except ConfigError as error:
+            hint = "" if step is None else "--step is for both runs: give one that both have, or none for the newest"
+            problems += [dataclasses.replace(problem, hint=problem.hint or hint) for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    first, second = found
+    if first.shape != second.shape:
+        value, expected = (f"{layers} layers of {heads} heads" for layers, heads in (second.shape, first.shape))
+        hint = "heads are compared one by one; choose a run of the same shape, or look at each by itself"
+        raise ConfigError([Problem(second.run, "", value, f"{expected}, as in {first.run}", hint)])
+    return first, second

@@ -1,0 +1,59 @@
+"""A run opened for a look at its model: config, corpus, and the parameters of one of its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
+from wmresearch.data import TokenizedCorpus, load_corpus
+from wmresearch.head_output.weights import Params, initialize
+from wmresearch.model import Transformer
+from wmresearch.training.checkpoints import open_checkpoints
+from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.run_directory import RunDirectory
+from wmresearch.training.runtime import prepare_runtime
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run at a step."""
+
+    name: str
+    """Its directory, as it was asked for."""
+    step: int
+    config: RunConfig
+    corpus: TokenizedCorpus
+    transformer: Transformer
+    params: Params
+    initial: Params
+    """The parameters before the first step."""
+
+
+def open_run(path: Path, step: int | None = None) -> TrainedRun:
+    """A run at its newest checkpoint, or at the one of a step.
+
+    Raises:
+        ConfigError: there is no run in the folder, or no such checkpoint.
+    """
+    directory = RunDirectory(path)
+    file = directory.path / "config.yaml"
+    if not file.exists():
+        expected = "the directory of a run (with a config.yaml)"
+        hint = "a sweep's runs lie in its folder; `wm status` lists them" if (path / "sweep.json").exists() else ""
+        raise ConfigError([Problem(str(path), "", "", expected, hint)])
+    config = parse_run(yaml_text.read(file), str(file))
+    prepare_runtime(config)
+    corpus = load_corpus(config.data)
+    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
+    initial = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
+    if not directory.checkpoints.is_dir():  # orbax would make it
+        raise ConfigError([Problem(str(path), "", "", "a run with a checkpoint", "train it first: `wm train`")])
+    with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
+        steps = checkpoints.steps()
+        if not steps or (step is not None and step not in steps):
+            expected = f"a step with a checkpoint: {', '.join(map(str, steps))}" if steps else "a run with a checkpoint"
+            raise ConfigError([Problem(str(path), "", "" if step is None else f"step {step}", expected)])
+        step = steps[-1] if step is None else step
+        params = checkpoints.restore_params(initial, step)
+    return TrainedRun(str(path), step, config, corpus, transformer, params, initial)
