@@ -29,7 +29,7 @@ def test_a_record_has_the_config_the_metrics_at_their_steps_and_the_summary(mini
     seen = [{key: value for key, value in row.items() if key[0] != "_"} for row in rows]
     assert [row for row in seen if not any(key.startswith("heads/") for key in row)] == run.metrics()
     curves = [row for row in seen if "heads/effective_rank/layer0" in row]
-    expected = [(line["step"], np.mean(line["effective_rank"][0])) for line in run.diagnostics()]
+    expected = [(line["step"], np.mean(line["effective_rank"][0], dtype=float)) for line in run.diagnostics()]
     assert [(row["step"], row["heads/effective_rank/layer0"]) for row in curves] == expected
     metrics = [record["metric"] for record in records if record["type"] == "metric"]
     assert {"step"} == {metric["step_metric"] for metric in metrics if metric.get("glob_name") == "*"}

@@ -53,7 +53,7 @@ def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics
 def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
     """heads/NAME/layerN → the mean over a layer's heads: what curves are drawn of."""
     return {
-        f"heads/{name}/layer{layer}": float(np.mean(row))
+        f"heads/{name}/layer{layer}": float(np.mean(row, dtype=float))
         for name, values in found.items()
         if name not in ("step", "singular_values")
         for layer, row in enumerate(values)
