@@ -12,7 +12,7 @@ from wmresearch.config.head_output import HeadOutput
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import KINDS, make_head_output
 from wmresearch.head_output.orders import ORDERS, attended_keys, cheapest
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import about, initialize, join, split
 from wmresearch.model.attention import Attention
 
 SETTINGS: dict[str, list[dict]] = {
@@ -24,6 +24,13 @@ SETTINGS: dict[str, list[dict]] = {
     "block_diagonal": [{"blocks": 4}],
     "kronecker": [{"outer": 2}, {"outer": 4, "terms": 3}],
     "monarch": [{"blocks": 4}, {"blocks": 2}],
+    "sparse": [
+        {"density": 0.3},
+        {"density": 0.3, "of": "factors", "rank": 3},
+        {"density": 0.25, "pattern": {"kind": "block", "size": 4}},
+        {"density": 0.25, "pattern": {"kind": "block", "size": 4}, "method": "rigl"},
+        {"pattern": {"kind": "n:m", "n": 2, "m": 4}},
+    ],
     "none": [{}],
     "fixed_orthogonal": [{}],
     "identity_value": [{}],
@@ -50,8 +57,11 @@ def layer(kind, setting, order="auto", kv_heads=2, bias=True):
 
 def randomized(module):
     draw = np.random.default_rng(0)
-    abstract = jax.eval_shape(lambda: initialize(module, jax.random.key(0)))
-    return jax.tree.map(lambda leaf: jnp.asarray(draw.standard_normal(leaf.shape)), abstract)
+    made = jax.jit(lambda: initialize(module, jax.random.key(0)))()  # masks and places as they are made
+    parameter = about(module, lambda _, param: param.trainable)
+    return jax.tree.map(
+        lambda leaf, own: jnp.asarray(draw.standard_normal(leaf.shape)) if own else leaf, made, parameter
+    )
 
 
 def test_every_kind_has_a_setting():
@@ -67,11 +77,13 @@ def test_orders_agree_in_value_and_gradient(kind, setting):
         graph, _ = nnx.split(module)
         assert module.head_output.order == order
 
-        def loss(params, x, graph=graph):
-            y = nnx.merge(graph, params)(x)
+        own, fixed = split(randomized(module), about(module, lambda _, param: param.trainable))
+
+        def loss(own, x, graph=graph, fixed=fixed):
+            y = nnx.merge(graph, join(own, fixed))(x)
             return jnp.sum(jnp.sin(y)), y
 
-        results[order] = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(randomized(module), x)
+        results[order] = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(own, x)
     first, *others = results.values()
     for other in others:
         for want, got in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):

@@ -16,7 +16,7 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
     assert (table["sweep"], table["baseline"]) == ("quickstart", "W_o")
     promised = """arm settings n planned finished diverged failed flags learning_rate
         validation_loss test_loss bits_per_byte delta parameters
-        head_output_parameters flops_per_token saves_compute tokens_per_second"""
+        head_output_parameters head_output_nonzeros flops_per_token saves_compute tokens_per_second"""
     for row in table["rows"]:
         assert list(row) == promised.split()
         for key in ("validation_loss", "test_loss", "bits_per_byte"):

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from wmresearch.config.base import AllowList, Check, Config, NameAsKind, Operational, Words, wrong
+from wmresearch.config.factor_start import FactorStart, GaugeStart, MatchedStart
+from wmresearch.config.sparsity import Blocks, Method, NOfM, Pattern, Static, Unstructured
 
 if TYPE_CHECKING:
     from wmresearch.config.model import ModelConfig
@@ -50,51 +52,6 @@ class StandardConfig(HeadOutputConfig):
 
     kind: Literal["standard"] = "standard"
     two_factors: ClassVar[bool] = True
-
-
-class MatchedStart(Config):
-    """Gaussian factors; the entries of A B start with the standard product's standard deviation, whatever the rank."""
-
-    kind: Literal["matched"] = "matched"
-
-
-class SpectralStart(Config):
-    """The balanced factors U √S, √S Vᵀ of a Gaussian d × d map, cut to the rank and scaled back to its ‖M‖_F."""
-
-    kind: Literal["spectral"] = "spectral"
-
-
-class GaugeStart(Config):
-    """The matched factors as A G, G⁻¹ B: the same function at step 0, other factors. Short form: `{gauge: κ}`."""
-
-    kind: Literal["gauge"] = "gauge"
-    condition: float = Field(ge=1)
-    """κ, the condition number of G; its singular values are spaced evenly in their logarithm about 1."""
-
-
-class RunStart(Config):
-    """A trained run, its heads' maps cut to the rank by their SVD; all else as it was. Short form: `{from: RUN}`."""
-
-    kind: Literal["from"] = "from"
-    run: str
-    """The run's directory; relative to the folder that `wm` is called in."""
-    step: int | None = Field(default=None, ge=0)
-    """Of the checkpoint at this step; null means the newest."""
-
-
-def _short_start(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) == 1:
-        ((key, item),) = value.items()
-        return {"gauge": {"kind": "gauge", "condition": item}, "from": {"kind": "from", "run": item}}.get(key, value)
-    return value
-
-
-FactorStart = Annotated[
-    MatchedStart | SpectralStart | GaugeStart | RunStart,
-    Field(discriminator="kind"),
-    BeforeValidator(_short_start),
-    NameAsKind,
-]
 
 
 class FactorizedConfig(HeadOutputConfig):
@@ -208,6 +165,63 @@ class MonarchConfig(HeadOutputConfig):
         yield from _divides("blocks", self.blocks, model)
 
 
+class SparseConfig(HeadOutputConfig):
+    """W_M_i, or the factors of A_i B_i, with few entries that are not zero.
+
+    Blocks of the product whose places are static or exchanged at random (`set`) are stored as blocks, and nothing else
+    is computed. Everything else is a dense array under a mask, which saves no computation.
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    of: Literal["product", "factors"] = "product"
+    rank: int | None = Field(default=None, ge=1)
+    """r of the factors; null for the product."""
+    pattern: Pattern = Unstructured()
+    density: float | None = Field(default=None, gt=0, le=1)
+    """Share of entries that are kept; null for n:m, where it is n / m."""
+    allocation: Literal["layer", "global"] = "layer"
+    """Whether each matrix of each layer keeps that share, or all of them together."""
+    method: Method = Static()
+
+    def checks(self) -> Iterator[Check]:
+        if (self.rank is None) == (self.of == "factors"):
+            yield Check("rank", "a rank" if self.rank is None else "null, unless `of` is factors", ("of",))
+        counted = isinstance(self.pattern, NOfM)
+        if (self.density is None) != counted:
+            expected = "null: n:m has density n / m" if counted else "a share above 0 and at most 1"
+            yield Check("density", expected, ("pattern",))
+        if counted and self.method.kind in ("set", "rigl"):
+            yield Check("method", "static, ste, magnitude or proximal for the pattern n:m", ("pattern",))
+        if self.allocation == "global" and (counted or self.stores_blocks):
+            expected = "layer: n:m and stored blocks are as many in every layer"
+            yield Check("allocation", expected, ("pattern", "of", "method"))
+
+    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
+        yield from super().checks_in(model)
+        if self.rank is not None:
+            yield from _rank_within(self.rank, model)
+        size = self.pattern.size if isinstance(self.pattern, Blocks) else 0
+        size = self.pattern.m if isinstance(self.pattern, NOfM) else size
+        sides = [("d_model", model.d_model)] + ([("rank", self.rank)] if self.rank is not None else [])
+        for name, side in sides:
+            if size and side % size:
+                key = "size" if isinstance(self.pattern, Blocks) else "m"
+                yield Check(f"head_output.pattern.{key}", f"a divisor of {name} = {side}", ("d_model",))
+
+    @property
+    def stores_blocks(self) -> bool:
+        """Whether only the blocks are stored and computed."""
+        return self.of == "product" and self.pattern.kind == "block" and self.method.kind in ("static", "set")
+
+    @property
+    def kept(self) -> float:
+        """Share of entries that are kept."""
+        if isinstance(self.pattern, NOfM):
+            return self.pattern.n / self.pattern.m
+        assert self.density is not None
+        return self.density
+
+
 class NoOutputConfig(HeadOutputConfig):
     """No output projection: each head writes its values to its own slice of the residual stream; the MLP mixes."""
 
@@ -292,6 +306,7 @@ HeadOutput = Annotated[
     | BlockDiagonalConfig
     | KroneckerConfig
     | MonarchConfig
+    | SparseConfig
     | NoOutputConfig
     | FixedOrthogonalConfig
     | IdentityValueConfig

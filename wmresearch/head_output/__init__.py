@@ -32,7 +32,7 @@ def make_head_output(model: ModelConfig, layer: int = 0, first: HeadOutput | Non
     config = model.head_output
     if isinstance(config, CustomConfig):
         return make_custom(config, model, layer, first)
-    return KINDS[config.kind](config, model, layer, first)
+    return KINDS[config.kind].form(config)(config, model, layer, first)
 
 
 def kind_of(config: HeadOutputConfig) -> str:

@@ -32,6 +32,14 @@ class HeadOutput(nnx.Module, abc.ABC):
     """As in the config."""
     symbols: ClassVar[dict[str, str]] = {}
     """Parameter → its symbol in the formula, where that differs from the name."""
+    masked_dense: ClassVar[bool] = False
+    """Whether zeros are computed with: a mask over a dense array saves no computation."""
+
+    @classmethod
+    def form(cls, config: HeadOutputConfig) -> type[HeadOutput]:
+        """The class that a config asks for; a kind of several forms has one for each."""
+        del config
+        return cls
 
     def __init__(self, config: HeadOutputConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         """A kind declares its parameters and then calls this, which needs `path_cost`.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from wmresearch.config.head_output import FactorizedConfig, GaugeStart, SpectralStart
+from wmresearch.config.factor_start import GaugeStart, SpectralStart
+from wmresearch.config.head_output import FactorizedConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.factor_starts import InGauge, PaddedNormal, SpectralFactor

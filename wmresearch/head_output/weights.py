@@ -140,6 +140,12 @@ def about(module: nnx.Module, of: Callable[[str, nnx.Variable], Any]) -> Params:
     return nnx.to_pure_dict(nnx.map_state(lambda path, p: p.replace(of("/".join(map(str, path)), p)), state))
 
 
+def cast_floats(params: Params, of: Callable[[Any], Any]) -> Params:
+    """The parameters with their floating-point arrays in the type that a function of the present one gives."""
+    floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jax.tree.map(lambda leaf: leaf.astype(of(leaf.dtype)) if floating(leaf) else leaf, params)
+
+
 def value_or_none(param: nnx.Param | None) -> Array | None:
     """The array of a parameter that a module may not have."""
     return None if param is None else param[...]

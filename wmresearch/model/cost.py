@@ -40,6 +40,10 @@ class Cost:
     parts: tuple[PartCost, ...]
     head_output_parameters: int
     """The head outputs' own (values and what writes them), over all layers."""
+    head_output_nonzeros: int
+    """Those of them that are not held at zero."""
+    masked_dense: bool
+    """Whether the head outputs compute with zeros: then what is held at zero saves no operations."""
 
     @property
     def parameters(self) -> int:
@@ -57,7 +61,8 @@ def model_cost(model: ModelConfig, vocab_size: int) -> Cost:
     layers, d = len(transformer.blocks), model.d_model
     block = transformer.blocks[0]
     attention, head_output = block.attention, block.attention.head_output
-    own = weights.count(nnx.List([each.attention.head_output for each in transformer.blocks]))
+    outputs = nnx.List([each.attention.head_output for each in transformer.blocks])
+    own = weights.count(outputs)
     output_flops = head_output.flops_per_token(attended)
     scores = layers * (weights.count(attention) - weights.count(head_output))
     norms = layers * (weights.count(block.attention_norm) + weights.count(block.mlp_norm))
@@ -84,7 +89,7 @@ def model_cost(model: ModelConfig, vocab_size: int) -> Cost:
         PartCost("norms", norms, 0),
         PartCost("logits" + (" (tied)" if model.tie_embeddings else ""), untied, 2.0 * d * vocab_size),
     )
-    return Cost(parts, own)
+    return Cost(parts, own, weights.count_nonzeros(outputs), head_output.masked_dense)
 
 
 @dataclass(frozen=True)
@@ -97,16 +102,22 @@ class WeightShape:
     shape: tuple[int, ...]
     per_layer: int
     all_layers: int
+    nonzeros_all_layers: int
+    """Without entries that are held at zero."""
 
 
 def head_output_weights(model: ModelConfig) -> tuple[WeightShape, ...]:
-    """The head output's own parameters, by name."""
-    head_output = Transformer(model, 1).blocks[0].attention.head_output
-    params = {name: param.get_raw_value() for name, param in weights.declared(head_output).items()}
-    layers = model.n_layers
-    return tuple(
-        WeightShape(n, head_output.symbol(n), leaf.shape, leaf.size, leaf.size * layers) for n, leaf in params.items()
-    )
+    """The head output's own parameters, by name; shapes are those of the first layer."""
+    outputs = [block.attention.head_output for block in Transformer(model, 1).blocks]
+    layers = [weights.declared(output) for output in outputs]
+
+    def shape(name: str) -> WeightShape:
+        leaves = [(layer[name].get_raw_value(), layer[name].nonzeros) for layer in layers if name in layer]
+        first, sizes = leaves[0][0], [leaf.size for leaf, _ in leaves]
+        kept = sum(nonzeros for _, nonzeros in leaves)
+        return WeightShape(name, outputs[0].symbol(name), first.shape, first.size, sum(sizes), kept)
+
+    return tuple(map(shape, layers[0]))
 
 
 def bytes_of(dtype: str) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wmresearch.algebra import FactoredMatrix
-from wmresearch.head_output.weights import Params
+from wmresearch.head_output.weights import Params, cast_floats
 from wmresearch.model.transformer import Transformer
 
 Maps: TypeAlias = Callable[[Params], FactoredMatrix]
@@ -33,11 +33,14 @@ def make_maps(transformer: Transformer) -> Maps:
             gain_d = jax.lax.stop_gradient(block.attention_norm.gain[...])
             a.append(gain_d[None, :, None] * factors.a)
             b.append(factors.b)
+        r = max(factor.shape[-1] for factor in a)  # layers of lower rank are padded with zeros
+        a = [jnp.pad(factor, ((0, 0), (0, 0), (0, r - factor.shape[-1]))) for factor in a]
+        b = [jnp.pad(factor, ((0, 0), (0, r - factor.shape[-2]), (0, 0))) for factor in b]
         return FactoredMatrix(jnp.stack(a), jnp.stack(b))
 
     return maps
 
 
 def at_least_float32(params: Params) -> Params:
-    """The parameters as matrix decompositions take them: narrower types as float32."""
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)
+    """The parameters as matrix decompositions take them: narrower floating-point types as float32."""
+    return cast_floats(params, lambda dtype: jnp.promote_types(dtype, jnp.float32))

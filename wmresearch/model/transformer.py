@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import LearnedPositions, ModelConfig
 from wmresearch.head_output import HeadOutput
-from wmresearch.head_output.weights import Normal, Params, weight
+from wmresearch.head_output.weights import Normal, Params, cast_floats, weight
 from wmresearch.model.attention import Attention
 from wmresearch.model.layers import Norm, dropout, fold
 from wmresearch.model.mlp import Mlp
@@ -74,9 +73,6 @@ def make_apply(transformer: Transformer, dtype: str) -> Apply:
     graph, _ = nnx.split(transformer)
 
     def apply(params: Params, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
-        cast = jax.tree.map(
-            lambda leaf: leaf.astype(dtype) if jnp.isdtype(leaf.dtype, "real floating") else leaf, params
-        )
-        return nnx.merge(graph, cast)(tokens_bt, key)
+        return nnx.merge(graph, cast_floats(params, lambda _: dtype))(tokens_bt, key)
 
     return apply

@@ -33,6 +33,7 @@ def columns(table: Table) -> list[Column]:
         Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
         Column("parameters", lambda row: numbers.whole(row.parameters)),
         Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
+        *_nonzeros(table),
         Column("cost/token", lambda row: numbers.flops(row.flops_per_token)),
         Column("tokens/s", lambda row: numbers.rough(row.tokens_per_second)),
         Column("seeds", lambda row: f"{row.finished}/{row.planned}"),
@@ -58,12 +59,21 @@ def footnotes(table: Table) -> list[str]:
     if any("no spread" in row.flags for row in table.rows):
         notes.append("No spread: the paired differences are all equal, which allows no test.")
     notes += [
-        "Parameters: all, and the head outputs' own.",
+        "Parameters: all, and the head outputs' own"
+        + ("; non-zeros: those of the head outputs that are not held at zero." if _nonzeros(table) else "."),
         "Cost: training FLOPs, forward and backward, that the compiled program makes (masked dense counts as dense).",
         f"Tokens/s: median over seeds{_on(made['devices'])}.",
         _made_from(table.sweep, made),
     ]
     return notes + list(made["notes"])
+
+
+def _nonzeros(table: Table) -> list[Column]:
+    """Shown where some row holds entries at zero."""
+    pairs = [(row.head_output_nonzeros, row.head_output_parameters) for row in table.rows]
+    if all(kept is None or kept == stored for kept, stored in pairs):
+        return []
+    return [Column("non-zeros", lambda row: numbers.whole(row.head_output_nonzeros))]
 
 
 def setting_text(value: Any) -> str:

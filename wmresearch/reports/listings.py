@@ -69,6 +69,8 @@ def cost_data(config: RunConfig) -> dict[str, Any]:
     return {
         "parameters": cost.parameters,
         "head_output_parameters": cost.head_output_parameters,
+        "head_output_nonzeros": cost.head_output_nonzeros,
+        "masked_dense": cost.masked_dense,
         "flops_per_token": cost.training_flops_per_token,
         "parts": [vars(part) for part in cost.parts],
         "head_output_weights": [vars(weight) for weight in head_output_weights(config.model)],
@@ -113,7 +115,10 @@ def cost_listing(config: RunConfig) -> str:
         lines.append(
             f"  {weight.symbol:5} {shape} = {weight.per_layer:,} parameters a layer, {weight.all_layers:,} over "
             f"{model.n_layers} layers, {weight.all_layers / cost.parameters:.1%} of the model"
+            + (f", {weight.nonzeros_all_layers:,} not held at zero" * (weight.nonzeros_all_layers < weight.all_layers))
         )
+    if cost.masked_dense:
+        lines.append("  masked dense: what is held at zero is computed with (saves compute: no)")
     training = flops(cost.training_flops_per_token)
     lines.append(f"training: {training} a token at context {model.context:,} (forward and backward)\n")
     return "\n".join(lines)

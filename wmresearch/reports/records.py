@@ -71,6 +71,8 @@ class Summary(_File):
     corpus_digest: str | None = None
     parameters: int | None = None
     head_output_parameters: int | None = None
+    head_output_nonzeros: int | None = None
+    masked_dense: bool | None = None
     flops_per_token: Number = None
     tokens_per_second: Number = None
 

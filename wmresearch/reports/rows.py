@@ -43,6 +43,8 @@ class Row:
     """None in the baseline's own rows."""
     parameters: int | None
     head_output_parameters: int | None
+    head_output_nonzeros: int | None
+    """Without those that are held at zero."""
     flops_per_token: float | None
     """Training FLOPs, forward and backward, as the compiled program makes them."""
     saves_compute: bool | None

@@ -71,6 +71,7 @@ def _row(group: Sequence[Record], baseline: Sequence[Record] | None) -> Row:
         delta=delta,
         parameters=_agreed(group, "parameters"),
         head_output_parameters=_agreed(group, "head_output_parameters"),
+        head_output_nonzeros=_agreed(group, "head_output_nonzeros"),
         flops_per_token=flops,
         saves_compute=None if flops is None or baseline_flops is None else flops < baseline_flops,
         tokens_per_second=exact.median(speeds) if speeds else None,
@@ -136,6 +137,8 @@ def _flags(group: Sequence[Record], baseline: Sequence[Record]) -> Iterator[str]
     if any(record.state == "diverged" for record in baseline):
         yield "baseline diverged"
     yield from (f"mixed {name}" for key, name in _FACTS.items() if finished and len(_different(group, key)) > 1)
+    if _agreed(group, "masked_dense"):
+        yield "masked dense: saves compute: no"
     for key in ("test_loss", "bits_per_byte"):
         if 0 < len(_values(finished, key)) < len(finished):
             yield f"{key.replace('_', ' ')} incomplete"

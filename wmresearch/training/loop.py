@@ -110,6 +110,8 @@ def _run(
         corpus_digest=corpus.digest,
         parameters=cost.parameters,
         head_output_parameters=cost.head_output_parameters,
+        head_output_nonzeros=cost.head_output_nonzeros,
+        masked_dense=cost.masked_dense,
         flops_per_token=cost.training_flops_per_token,
     )
 

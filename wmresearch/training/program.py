@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from wmresearch.config import RunConfig
-from wmresearch.config.head_output import FactorizedConfig
+from wmresearch.config.head_output import FactorizedConfig, SparseConfig
 from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
 from wmresearch.head_output.weights import Params, declared, initialize
@@ -20,6 +20,7 @@ from wmresearch.training.parameters import head_outputs, parameter_facts, traine
 from wmresearch.training.penalties import Penalties, make_map_decay
 from wmresearch.training.proximal import Change, make_proximal_step, make_rebalancing
 from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.sparsity import Sparsity, constrain
 from wmresearch.training.step import Keys, Parts, Step, TrainState, make_loss, make_state, make_step
 from wmresearch.training.warm_start import warm_start
 
@@ -61,7 +62,11 @@ class Program:
 
     def keys(self) -> Keys:
         """The keys of what is random in the run's steps."""
-        return Keys(dropout=purpose_key(self.config.seed, Purpose.DROPOUT) if self.config.model.dropout else None)
+        seed, model = self.config.seed, self.config.model
+        return Keys(
+            dropout=purpose_key(seed, Purpose.DROPOUT) if model.dropout else None,
+            masks=purpose_key(seed, Purpose.MASKS) if isinstance(model.head_output, SparseConfig) else None,
+        )
 
 
 def make_program(config: RunConfig, vocab_size: int) -> Program:
@@ -82,10 +87,15 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
     output = config.model.head_output
     if isinstance(output, FactorizedConfig) and output.rebalance_every is not None:
         after.append(make_rebalancing(output.rebalance_every, transformer))
+    sparsity = None
+    if isinstance(output, SparseConfig):
+        sparsity = Sparsity(output, steps, config.model.d_model)
+        after.append(sparsity)
     optimizer = make_optimizer(chosen, steps, parameter_facts(transformer))
     parts = Parts(
         penalties=penalties,
         decay=make_map_decay(chosen.frobenius_decay, maps, own) if chosen.frobenius_decay else None,
+        constrain=constrain if sparsity is not None and sparsity.follows_mask else None,
         after=tuple(after),
         trained=trained(transformer),
     )

@@ -38,11 +38,13 @@ FINAL: tuple[State, ...] = ("finished", "diverged")
 _SUMMARY_KEYS = (
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
     "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
-    "head_output_parameters", "flops_per_token", "tokens_per_second", "wall_seconds",
+    "head_output_parameters", "head_output_nonzeros", "masked_dense", "flops_per_token", "tokens_per_second",
+    "wall_seconds",
 )  # fmt: skip
 
 _KEPT_ON_FAILURE = (
-    "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "flops_per_token", "wall_seconds",
+    "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros",
+    "masked_dense", "flops_per_token", "wall_seconds",
 )  # fmt: skip
 
 

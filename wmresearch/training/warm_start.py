@@ -10,7 +10,8 @@ from flax import nnx
 
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
-from wmresearch.config.head_output import FactorizedConfig, RunStart
+from wmresearch.config.factor_start import RunStart
+from wmresearch.config.head_output import FactorizedConfig
 from wmresearch.head_output.base import LowRankOutput
 from wmresearch.head_output.weights import Params, declared, initialize, join
 from wmresearch.model.transformer import Transformer

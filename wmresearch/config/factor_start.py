@@ -1,0 +1,54 @@
+"""How the factors A and B of a head's map start."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from wmresearch.config.base import Config, NameAsKind
+
+
+class MatchedStart(Config):
+    """Gaussian factors; the entries of A B start with the standard product's standard deviation, whatever the rank."""
+
+    kind: Literal["matched"] = "matched"
+
+
+class SpectralStart(Config):
+    """The balanced factors U √S, √S Vᵀ of a Gaussian d × d map, cut to the rank and scaled back to its ‖M‖_F."""
+
+    kind: Literal["spectral"] = "spectral"
+
+
+class GaugeStart(Config):
+    """The matched factors as A G, G⁻¹ B: the same function at step 0, other factors. Short form: `{gauge: κ}`."""
+
+    kind: Literal["gauge"] = "gauge"
+    condition: float = Field(ge=1)
+    """κ, the condition number of G; its singular values are spaced evenly in their logarithm about 1."""
+
+
+class RunStart(Config):
+    """A trained run, its heads' maps cut to the rank by their SVD; all else as it was. Short form: `{from: RUN}`."""
+
+    kind: Literal["from"] = "from"
+    run: str
+    """The run's directory; relative to the folder that `wm` is called in."""
+    step: int | None = Field(default=None, ge=0)
+    """Of the checkpoint at this step; null means the newest."""
+
+
+def _short_start(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) == 1:
+        ((key, item),) = value.items()
+        return {"gauge": {"kind": "gauge", "condition": item}, "from": {"kind": "from", "run": item}}.get(key, value)
+    return value
+
+
+FactorStart = Annotated[
+    MatchedStart | SpectralStart | GaugeStart | RunStart,
+    Field(discriminator="kind"),
+    BeforeValidator(_short_start),
+    NameAsKind,
+]
