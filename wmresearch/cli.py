@@ -176,8 +176,16 @@ def status(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A swee
 def table(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")],
     form: Annotated[TableFormat, typer.Option("--format", help="How it is written.")] = TableFormat.md,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Ranks and norms of the heads' maps instead of costs.")
+    ] = False,
 ) -> None:
     """The paper table of a sweep: means over seeds with intervals, paired differences, costs."""
+    if heads:
+        from wmresearch.reports.heads import render_heads
+
+        sys.stdout.write(render_heads(directory, form.value))
+        return
     from wmresearch.reports.table import build_table, render
 
     sys.stdout.write(render(build_table(directory), form.value))

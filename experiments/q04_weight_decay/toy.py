@@ -69,7 +69,10 @@ def singular_values(row: Row, seed: int) -> np.ndarray:
         gradient = jax.grad(objective)(matrix)
         noises = jax.random.split(jax.random.fold_in(keys[2], index))
         gradient = FactoredMatrix(
-            *(g + row.noise * jax.random.normal(k, g.shape) for g, k in zip(jax.tree.leaves(gradient), noises, strict=True))
+            *(
+                g + row.noise * jax.random.normal(k, g.shape)
+                for g, k in zip(jax.tree.leaves(gradient), noises, strict=True)
+            )
         )
         updates, state = row.optimizer.update(gradient, state, matrix)
         matrix = optax.apply_updates(matrix, updates)
@@ -92,11 +95,11 @@ def page() -> str:
         lines.append(f"| {row.name} | {', '.join(f'{value:.3f}' for value in row.predicted)} | {measured} |")
     notes = [
         "",
-        f"- min ‖AB − D‖² + λ/2 (‖A‖² + ‖B‖²) with D = diag({', '.join(f'{d:g}' for d in D)}), A and B 4 × 4, "
-        f"λ (or AdamW's weight decay) {STRENGTH:g}.",
+        f"- min ‖AB − D‖² + λ/2 (‖A‖² + ‖B‖²) with D = diag({', '.join(f'{d:g}' for d in D)}), A and B 4 × 4.",
+        f"- λ, or AdamW's weight decay: {STRENGTH:g}.",
         f"- {SEEDS} seeds; {STEPS:,} steps; singular values of A B averaged over the last {AVERAGED:.0%} of them.",
-        "- Predicted: (d − λ/2)₊ for gradient descent and for Adam with the decay in the gradient; d for AdamW with full "
-        "batches; (d − wd·s/2)₊ for AdamW with gradient noise of standard deviation s.",
+        "- Predicted: (d − λ/2)₊ where the decay is in the gradient; d for AdamW with full batches, and (d − wd·s/2)₊",
+        "  with gradient noise of standard deviation s.",
         f"- jax {jax.__version__}, float64.",
     ]
     return "\n".join(lines + notes) + "\n"

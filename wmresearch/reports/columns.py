@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from wmresearch.reports import numbers
-from wmresearch.reports.rows import Delta, Row, Table
+from wmresearch.reports.rows import Delta, Table
+from wmresearch.reports.shown import Column, Shown
 from wmresearch.reports.statistics import Estimate
 
 
-@dataclass(frozen=True)
-class Column:
-    """Header and cells as plain text, before any format's escapes."""
-
-    header: str
-    cell: Callable[[Row], str]
-    numeric: bool = True
+def shown(table: Table) -> Shown:
+    """The table's columns, rows and footnotes."""
+    return Shown(table.sweep, "", columns(table), table.rows, footnotes(table))
 
 
 def columns(table: Table) -> list[Column]:
     """Columns for people: grid keys that vary, and flags only where a row has one."""
-    shown = [Column("arm", lambda row: row.arm, numeric=False)]
-    shown += [_setting(key, table.varied) for key in table.varied]
-    shown += [
+    found = [Column("arm", lambda row: row.arm, numeric=False)]
+    found += [setting_column(key, table.varied) for key in table.varied]
+    found += [
         Column("validation loss", lambda row: _estimate(row.validation_loss)),
         Column(f"Δ to {table.baseline}", lambda row: _delta(row.delta, row.n)),
         Column("p (Holm)", lambda row: numbers.p_value(row.delta.p_holm if row.delta else None)),
@@ -39,8 +34,8 @@ def columns(table: Table) -> list[Column]:
         Column("seeds", lambda row: f"{row.finished}/{row.planned}"),
     ]
     if any(row.flags for row in table.rows):
-        shown.append(Column("flags", lambda row: ", ".join(row.flags), numeric=False))
-    return shown
+        found.append(Column("flags", lambda row: ", ".join(row.flags), numeric=False))
+    return found
 
 
 def footnotes(table: Table) -> list[str]:
@@ -80,7 +75,7 @@ def setting_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _setting(key: str, varied: tuple[str, ...]) -> Column:
+def setting_column(key: str, varied: tuple[str, ...]) -> Column:
     """Headed by the key's last word where that is enough to tell it from the others."""
     last = [other.rpartition(".")[2] for other in varied]
     name = key.rpartition(".")[2]
@@ -95,17 +90,18 @@ def _fixed(table: Table) -> list[str]:
 
 
 def _estimate(found: Estimate) -> str:
-    return numbers.plus_minus(found.mean, _half(found.low, found.high))
+    return numbers.plus_minus(found.mean, half_width(found.low, found.high))
 
 
 def _delta(delta: Delta | None, n: int) -> str:
     if delta is None:
         return "baseline"
-    text = numbers.plus_minus(delta.mean, _half(delta.low, delta.high), signed=True)
+    text = numbers.plus_minus(delta.mean, half_width(delta.low, delta.high), signed=True)
     return f"{text} ({delta.n} pair{'s' * (delta.n != 1)})" if delta.n < n else text
 
 
-def _half(low: float | None, high: float | None) -> float | None:
+def half_width(low: float | None, high: float | None) -> float | None:
+    """Of an interval, where there is one."""
     return None if low is None or high is None else (high - low) / 2
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from wmresearch.reports.columns import columns, footnotes
-from wmresearch.reports.rows import Table
+from wmresearch.reports.shown import Shown
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -44,29 +43,29 @@ _CHARACTER = r"\providecommand{\wmchar}[2]{\ifdefined\Uchar#1\else U+#2\fi}"
 """For a character that pdflatex has no glyph for: itself under the Unicode engines, else its code point."""
 
 
-def to_tex(table: Table) -> str:
+def to_tex(shown: Shown) -> str:
     """A `table*` float, scaled down to the text's width if it is wider; the footnotes as plain lines below it."""
-    shown = columns(table)
-    align = "".join("r" if column.numeric else "l" for column in shown)
-    lines = [" & ".join(escape(column.cell(row)) for column in shown) + r" \\" for row in table.rows]
-    label = re.sub(r"[^A-Za-z0-9]+", "-", table.sweep)
+    align = "".join("r" if column.numeric else "l" for column in shown.columns)
+    lines = [" & ".join(escape(column.cell(row)) for column in shown.columns) + r" \\" for row in shown.rows]
+    title = " ".join(filter(None, (shown.sweep, shown.about)))
+    label = re.sub(r"[^A-Za-z0-9]+", "-", title)
     body = [
         r"\begin{table*}",
         r"\centering",
-        rf"\caption{{Sweep {escape(table.sweep)}}}",
+        rf"\caption{{Sweep {escape(title)}}}",
         rf"\label{{tab:{label}}}",
         r"\setlength{\tabcolsep}{4pt}",
         r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{align}}}",
         r"\toprule",
-        " & ".join(escape(column.header) for column in shown) + r" \\",
+        " & ".join(escape(column.header) for column in shown.columns) + r" \\",
         r"\midrule",
         *lines,
         r"\bottomrule",
         r"\end{tabular}}",
         r"\par\medskip",
         r"\begin{minipage}{\textwidth}\scriptsize\raggedright",
-        *(escape(note) + r"\par" for note in footnotes(table)),
+        *(escape(note) + r"\par" for note in shown.notes),
         r"\end{minipage}",
         r"\end{table*}",
     ]

@@ -10,10 +10,11 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from wmresearch.reports.columns import columns, footnotes
+from wmresearch.reports.columns import shown
 from wmresearch.reports.latex import to_tex
 from wmresearch.reports.markdown import pipe_table
 from wmresearch.reports.rows import Row, Table
+from wmresearch.reports.shown import Shown
 
 
 def render(table: Table, form: str = "md") -> str:
@@ -41,13 +42,12 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-def to_md(table: Table) -> str:
+def to_md(shown: Shown) -> str:
     """A pipe table that reads well in a terminal, and its footnotes as a list."""
-    shown = columns(table)
-    header = [_md(column.header) for column in shown]
-    rows = [[_md(column.cell(row)) for column in shown] for row in table.rows]
-    lines = pipe_table(header, rows, [column.numeric for column in shown])
-    return "\n".join([*lines, "", *(f"- {_md(note)}" for note in footnotes(table))]) + "\n"
+    header = [_md(column.header) for column in shown.columns]
+    rows = [[_md(column.cell(row)) for column in shown.columns] for row in shown.rows]
+    lines = pipe_table(header, rows, [column.numeric for column in shown.columns])
+    return "\n".join([*lines, "", *(f"- {_md(note)}" for note in shown.notes)]) + "\n"
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -72,4 +72,9 @@ def _md(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>&~$|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", line)
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"md": to_md, "csv": to_csv, "tex": to_tex, "json": to_json}
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "md": lambda table: to_md(shown(table)),
+    "csv": to_csv,
+    "tex": lambda table: to_tex(shown(table)),
+    "json": to_json,
+}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import statistics as exact
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wmresearch.config.problems import Problem
 from wmresearch.reports.manifest import environment, table_manifest
-from wmresearch.reports.records import Record, ReportError, read_plan, read_record, row_key, unplanned
+from wmresearch.reports.records import Plan, Record, ReportError, read_plan, read_record, row_key, unplanned
 from wmresearch.reports.rendering import FORMATS, render
 from wmresearch.reports.rows import Delta, Row, Table
 from wmresearch.reports.statistics import Estimate, holm, mean_interval, paired_difference
@@ -27,23 +27,52 @@ def build_table(directory: Path) -> Table:
     Raises:
         ReportError: there is no plan that can be used, or the runs read different corpora.
     """
-    directory = Path(directory)
+    runs = read_runs(Path(directory))
+    plan = runs.plan
+    rows = [
+        _row(group, None if arm == plan.baseline else runs.baselines.get(setting, []))
+        for (arm, setting), group in runs.groups.items()
+    ]
+    rows = _flag_shared_runs(_corrected(rows), runs.groups)
+    family = sum(row.delta is not None for row in rows)
+    records = [record for group in runs.groups.values() for record in group]
+    manifest = table_manifest(records, unplanned(runs.directory, plan), family)
+    return Table(plan.name, plan.baseline, tuple(rows), manifest, runs.varied)
+
+
+@dataclass(frozen=True)
+class SweepRuns:
+    """The runs of a sweep that are reported, in the plan's order."""
+
+    directory: Path
+    plan: Plan
+    groups: dict[tuple[str, str], list[Record]]
+    """(arm, setting of the grid) → its runs, one for each seed."""
+
+    @property
+    def baselines(self) -> dict[str, list[Record]]:
+        """Setting of the grid → the baseline's runs."""
+        return {setting: group for (arm, setting), group in self.groups.items() if arm == self.plan.baseline}
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """Keys of the grid that take more than one value."""
+        return tuple(key for key, values in (self.plan.grid or {}).items() if len(values) > 1)
+
+
+def read_runs(directory: Path) -> SweepRuns:
+    """The runs of the sweep in a directory.
+
+    Raises:
+        ReportError: there is no plan that can be used, or the runs read different corpora.
+    """
     plan = read_plan(directory)
     records = [read_record(directory, run) for run in plan.runs if run.role == "report"]
     _refuse_mixed_corpora(directory, records)
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault(row_key(record.planned), []).append(record)
-    baselines = {setting: group for (arm, setting), group in groups.items() if arm == plan.baseline}
-    rows = [
-        _row(group, None if arm == plan.baseline else baselines.get(setting, []))
-        for (arm, setting), group in groups.items()
-    ]
-    rows = _flag_shared_runs(_corrected(rows), groups)
-    varied = tuple(key for key, values in (plan.grid or {}).items() if len(values) > 1)
-    family = sum(row.delta is not None for row in rows)
-    manifest = table_manifest(records, unplanned(directory, plan), family)
-    return Table(plan.name, plan.baseline, tuple(rows), manifest, varied)
+    return SweepRuns(directory, plan, groups)
 
 
 def _row(group: Sequence[Record], baseline: Sequence[Record] | None) -> Row:
