@@ -32,7 +32,7 @@ def test_figures_are_means_over_heads_layers_and_seeds_of_the_last_step(runs):
     for row in rows:
         lines = measured(runs, row.arm)
         assert row.n == row.planned == len(SEEDS) == len(lines)
-        for name in ("effective_rank", "r95", "frobenius_norm", "overlap"):
+        for name in ("effective_rank", "frobenius_norm", "overlap"):
             values = [np.mean(found[-1][name]) for found in lines.values()]
             low, high = stats.t.interval(0.95, 1, loc=np.mean(values), scale=stats.sem(values))
             estimate = row.figures[name]
