@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.weights import Normal, bias, weight
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
-    "swiglu": jax.nn.silu,
-}
+from wmresearch.model.activations import ACTIVATIONS
 
 
 class Mlp(nnx.Module):
@@ -38,7 +28,7 @@ class Mlp(nnx.Module):
     def __call__(self, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         b, t, d = x_btd.shape
         x_nd = x_btd.reshape(b * t, d)  # one large matrix product is faster than a batch of them
-        act = _ACTIVATIONS[self.activation]
+        act = ACTIVATIONS[self.activation]
         hidden_nm = x_nd @ self.up
         if self.up_bias is not None:
             hidden_nm += self.up_bias[...][None]
