@@ -1,6 +1,6 @@
 """Activations of the MLP whose backward pass keeps the derivative, in place of computing it again.
 
-Without this XLA takes the forward formula (erf, exp, tanh) apart and computes it again within the matrix products of the
+Without this XLA takes the forward formula (erf, exp, tanh) apart and computes it again within the products of the
 backward pass, which on CPUs costs more than the products themselves. The values are the plain ones.
 """
 
@@ -16,7 +16,7 @@ ValueAndSlope = Callable[[Array], tuple[Array, Array]]
 
 
 def _gelu(x: Float[Array, "*n"]) -> tuple[Array, Array]:
-    """y = x Φ(x), with slope Φ(x) + x φ(x); Φ and φ of the standard normal. Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
+    """With Φ and φ of the standard normal, x Φ(x); slope Φ(x) + x φ(x). Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
     below = jax.lax.erfc(-x * 0.5**0.5) / 2
     density = jnp.exp(-x * x / 2) * (2 * jnp.pi) ** -0.5
     return x * below, below + x * density
@@ -31,7 +31,7 @@ def _gelu_tanh(x: Float[Array, "*n"]) -> tuple[Array, Array]:
 
 
 def _silu(x: Float[Array, "*n"]) -> tuple[Array, Array]:
-    """y = x s, s = 1 / (1 + exp(−x)), with slope s (1 + x (1 − s))."""
+    """With s = 1 / (1 + exp(−x)), x s; slope s (1 + x (1 − s))."""
     s = jax.nn.sigmoid(x)
     return x * s, s * (1 + x * (1 - s))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
 from wmresearch.data import TokenizedCorpus, load_corpus
-from wmresearch.head_output.weights import Params, initialize
+from wmresearch.head_output.weights import Params
 from wmresearch.model import Transformer
 from wmresearch.training.checkpoints import open_checkpoints
-from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.program import make_program
 from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.runtime import prepare_runtime
 
@@ -45,8 +45,8 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
     config = parse_run(yaml_text.read(file), str(file))
     prepare_runtime(config)
     corpus = load_corpus(config.data)
-    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
-    initial = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
+    program = make_program(config, corpus.tokenizer.vocab_size)
+    initial = program.initial_params()
     if not directory.checkpoints.is_dir():  # orbax would make it
         raise ConfigError([Problem(str(path), "", "", "a run with a checkpoint", "train it first: `wm train`")])
     with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
@@ -56,4 +56,4 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
             raise ConfigError([Problem(str(path), "", "" if step is None else f"step {step}", expected)])
         step = steps[-1] if step is None else step
         params = checkpoints.restore_params(initial, step)
-    return TrainedRun(str(path), step, config, corpus, transformer, params, initial)
+    return TrainedRun(str(path), step, config, corpus, program.transformer, params, initial)
