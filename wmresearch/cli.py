@@ -223,6 +223,53 @@ def spectrum(
     sys.stdout.write(text)
 
 
+@app.command(epilog="Example: `wm sample runs/first --prompt 'def ' --tokens 40`")
+def sample(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    prompt: Annotated[str, typer.Option(help="The text to go on from; a line break unless given.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="How many to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Of the softmax; 0 takes the likeliest token.")] = 1.0,
+    top: Annotated[int | None, typer.Option(min=1, help="Draw only from so many likeliest tokens.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    step: Annotated[int | None, typer.Option(help="Of the checkpoint at this step; the newest unless given.")] = None,
+) -> None:
+    """Text from a run."""
+    from wmresearch.model.generation import Sampling
+    from wmresearch.reports.samples import sample as generate
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    write(prompt)
+    made = generate(directory, prompt, tokens, Sampling(temperature, top), seed, step, write)
+    write("\n")
+    speed = f", {quantity(made.tokens_per_second)} tokens/s" if made.tokens_per_second else ""
+    print(f"{made.tokens} tokens{speed}, cache {quantity(made.cache_bytes)}B", file=sys.stderr)
+
+
+@app.command(epilog="Example: `wm bench configs/base/tiny.yaml --rounds 2`")
+def bench(
+    config: Annotated[str, typer.Argument(help="A run config (YAML) or the name of a preset.")] = "nanogpt-cpu",
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements; their median counts.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Training speed on this machine, as a share of its matrix-product rate."""
+    from wmresearch.config import load_run
+    from wmresearch.reports.bench import bench as measure
+    from wmresearch.reports.bench import bench_listing, parameters_of
+
+    loaded = load_run(config, overrides or [])
+    line = ProgressLine()
+    found = measure(loaded, rounds, line.update)
+    line.close()
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        sys.stdout.write(bench_listing(found, parameters_of(loaded)))
+
+
 @app.command(epilog="Example: `wm count llama3-8b`")
 def count(
     config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A run config (YAML) or a preset's name.")],

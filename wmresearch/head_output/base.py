@@ -100,6 +100,10 @@ class HeadOutput(nnx.Module, abc.ABC):
         """Operations of a forward pass in matrix products, for one token that attends to so many keys."""
         return self.path_cost().flops_per_token(self.order, attended)
 
+    def cache_shape(self) -> tuple[int, int]:
+        """Value heads, and width, of what attention mixes, and so of what generation keeps of each past token."""
+        return self.path_cost().cache_shape(self.order)
+
     def cache_per_token(self) -> int:
         """Numbers that generation keeps of each past token, for the value path of one layer."""
         return self.path_cost().cache_per_token(self.order)

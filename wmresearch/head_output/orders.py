@@ -92,13 +92,18 @@ class PathCost:
             return self.read + self.write_each + mixed * self.d
         return mixed * self.d + self.read_each + self.write
 
+    def cache_shape(self, order: str) -> tuple[int, int]:
+        """Value heads, and width, of what attention mixes."""
+        return {
+            "attend_then_write": (self.value_heads, self.width),
+            "modify_then_attend": (self.heads, self.d),
+            "mix_first": (1, self.d),
+        }[order]
+
     def cache_per_token(self, order: str) -> int:
         """Numbers that generation keeps of each past token."""
-        return {
-            "attend_then_write": self.value_heads * self.width,
-            "modify_then_attend": self.heads * self.d,
-            "mix_first": self.d,
-        }[order]
+        heads, width = self.cache_shape(order)
+        return heads * width
 
 
 def cheapest(cost: PathCost, attended: float) -> str:

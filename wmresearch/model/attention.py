@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig, RotaryPositions
 from wmresearch.head_output import HeadOutput, Mix, make_head_output
 from wmresearch.head_output.orders import query_blocks
 from wmresearch.head_output.weights import Normal, bias, read_axes, weight
 from wmresearch.model.layers import dropout, fold, rotate
+
+
+class LayerCache(NamedTuple):
+    """What generation keeps of past positions in one layer: keys, and what the heads hold where attention mixes it."""
+
+    keys: Float[Array, "b s k e"]
+    values: Float[Array, "b s v r"]
 
 
 class Attention(nnx.Module):
@@ -34,6 +43,25 @@ class Attention(nnx.Module):
             query_bthe, key_btke = rotate(query_bthe, self.rope_theta), rotate(key_btke, self.rope_theta)
         return self.head_output(x_btd, attention(query_bthe, key_btke, self.dropout, fold(key, 0)))
 
+    def continue_with(
+        self, x_btd: Float[Array, "b t d"], cache: LayerCache, start: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "b t d"], LayerCache]:
+        """What `__call__` gives at positions from `start` on, where the cache holds all before; the cache after."""
+        query_bthe = _project(x_btd, self.query, self.query_bias)
+        key_btke = _project(x_btd, self.key, self.key_bias)
+        if self.rope_theta is not None:
+            query_bthe, key_btke = (rotate(x, self.rope_theta, start) for x in (query_bthe, key_btke))
+        keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, key_btke.astype(cache.keys.dtype), start, axis=1)
+        held: list[Array] = []
+
+        def mix(value_btkr: Float[Array, "b t k r"]) -> Float[Array, "b t h r"]:
+            new = value_btkr.astype(cache.values.dtype)
+            held.append(jax.lax.dynamic_update_slice_in_dim(cache.values, new, start, axis=1))
+            return attention_after(query_bthe, keys, held[0], start)
+
+        y_btd = self.head_output(x_btd, mix)
+        return y_btd, LayerCache(keys, held[0])
+
     def flops_per_token(self, attended: float) -> float:
         """Forward operations a token in matrix products: queries, keys, scores, and the head output's own."""
         d, h, e = self.query.shape
@@ -46,6 +74,25 @@ def _project(x_btd: Array, weight_dhe: nnx.Param, bias_he: nnx.Param | None) -> 
     _, h, e = weight_dhe.shape
     out = (x_btd.reshape(b * t, d) @ weight_dhe.reshape(d, h * e)).reshape(b, t, h, e)
     return out if bias_he is None else out + bias_he[...][None, None]
+
+
+def attention_after(
+    query_bthe: Float[Array, "b t h e"],
+    key_bske: Float[Array, "b s k e"],
+    value_bskr: Float[Array, "b s v r"],
+    start: Int[Array, ""] | int,
+) -> Float[Array, "b t h r"]:
+    """P_i V_i for queries at positions from `start` on, each over keys and values up to its own position."""
+    b, t, h, e = query_bthe.shape
+    s, k = key_bske.shape[1:3]
+    wide = jnp.promote_types(query_bthe.dtype, jnp.float32)
+    scaled = (query_bthe * e**-0.5).reshape(b, t, k, h // k, e)
+    score = jnp.einsum("btkge,bske->bkgts", scaled, key_bske).astype(wide)
+    allowed = jnp.arange(s)[None, :] <= start + jnp.arange(t)[:, None]
+    weights = jax.nn.softmax(jnp.where(allowed[None, None, None], score, -jnp.inf), axis=-1).astype(query_bthe.dtype)
+    value_heads, r = value_bskr.shape[2:]
+    grouped = weights.reshape(b, value_heads, h // value_heads, t, s)
+    return jnp.einsum("bkgts,bskr->btkgr", grouped, value_bskr).reshape(b, t, h, r)
 
 
 def attention(

@@ -54,10 +54,10 @@ class Cost:
         return TRAINING_FACTOR * sum(part.forward_flops_per_token for part in self.parts)
 
 
-def model_cost(model: ModelConfig, vocab_size: int) -> Cost:
-    """The cost of a model at its full context."""
+def model_cost(model: ModelConfig, vocab_size: int, attended: float | None = None) -> Cost:
+    """The cost of a model at its full context; `attended`: keys a query, unless given those of the program."""
     transformer = Transformer(model, vocab_size)
-    attended = attended_keys(model.context)
+    attended = attended_keys(model.context) if attended is None else attended
     layers, d = len(transformer.blocks), model.d_model
     block = transformer.blocks[0]
     attention, head_output = block.attention, block.attention.head_output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.weights import Constant, bias, weight
@@ -35,8 +35,8 @@ class Norm(nnx.Module):
         return normed if self.bias is None else normed + self.bias[...].reshape(shape)
 
 
-def rotate(x_bthe: Float[Array, "b t h e"], theta: float) -> Float[Array, "b t h e"]:
-    """Rotary positions: (x₁, x₂) → (x₁ cos φ − x₂ sin φ, x₂ cos φ + x₁ sin φ), φ = t θ^(−2j/e).
+def rotate(x_bthe: Float[Array, "b t h e"], theta: float, start: Int[Array, ""] | int = 0) -> Float[Array, "b t h e"]:
+    """Rotary positions: (x₁, x₂) → (x₁ cos φ − x₂ sin φ, x₂ cos φ + x₁ sin φ), φ = t θ^(−2j/e), t counted from `start`.
 
     x₁, x₂ are the two halves of a head's entries (Llama's pairing), j counts within a half.
     Su et al. 2021 (arXiv 2104.09864).
@@ -44,7 +44,7 @@ def rotate(x_bthe: Float[Array, "b t h e"], theta: float) -> Float[Array, "b t h
     _, t, _, e = x_bthe.shape
     wide = jnp.promote_types(x_bthe.dtype, jnp.float32)
     wavelength = theta ** (jnp.arange(0, e, 2, dtype=wide) / e)
-    phase = (jnp.arange(t, dtype=wide)[:, None] / wavelength[None, :])[None, :, None, :]
+    phase = ((start + jnp.arange(t, dtype=wide))[:, None] / wavelength[None, :])[None, :, None, :]
     cos, sin = jnp.cos(phase).astype(x_bthe.dtype), jnp.sin(phase).astype(x_bthe.dtype)
     first, second = jnp.split(x_bthe, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from wmresearch.config.model import LearnedPositions, ModelConfig
 from wmresearch.head_output import HeadOutput
 from wmresearch.head_output.weights import Normal, Params, cast_floats, weight
-from wmresearch.model.attention import Attention
+from wmresearch.model.attention import Attention, LayerCache
 from wmresearch.model.layers import Norm, dropout, fold
 from wmresearch.model.mlp import Mlp
 
@@ -35,6 +36,14 @@ class Block(nnx.Module):
         x_btd = x_btd + dropout(attended, self.dropout, fold(key, 1))
         return x_btd + dropout(self.mlp(self.mlp_norm(x_btd)), self.dropout, fold(key, 2))
 
+    def continue_with(
+        self, x_btd: Float[Array, "b t d"], cache: LayerCache, start: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "b t d"], LayerCache]:
+        """What `__call__` gives at positions that follow those in the cache."""
+        attended, cache = self.attention.continue_with(self.attention_norm(x_btd), cache, start)
+        x_btd = x_btd + attended
+        return x_btd + self.mlp(self.mlp_norm(x_btd)), cache
+
 
 class Transformer(nnx.Module):
     """Token embedding (and positions), blocks, a last norm, logits.
@@ -55,17 +64,34 @@ class Transformer(nnx.Module):
         self.dropout = model.dropout
 
     def __call__(self, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
-        b, t = tokens_bt.shape
+        t = tokens_bt.shape[1]
         x_btd = self.embedding[...][tokens_bt]
         if self.positions is not None:
             x_btd = x_btd + self.positions[...][None, :t]
         x_btd = dropout(x_btd, self.dropout, fold(key, 0))
         for index, block in enumerate(self.blocks):
             x_btd = block(x_btd, fold(key, 1 + index))
-        x_nd = self.final_norm(x_btd).reshape(b * t, -1)
+        return self._logits(x_btd)
+
+    def continue_with(
+        self, tokens_bt: Int[Array, "b t"], cache: Sequence[LayerCache], start: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "b t v"], tuple[LayerCache, ...]]:
+        """The logits of tokens that follow those in the cache, the first at position `start`; the cache after."""
+        t = tokens_bt.shape[1]
+        x_btd = self.embedding[...][tokens_bt]
+        if self.positions is not None:
+            x_btd = x_btd + jax.lax.dynamic_slice_in_dim(self.positions[...], start, t)[None]
+        after = []
+        for block, layer in zip(self.blocks, cache, strict=True):
+            x_btd, layer = block.continue_with(x_btd, layer, start)
+            after.append(layer)
+        return self._logits(x_btd), tuple(after)
+
+    def _logits(self, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
+        b, t, d = x_btd.shape
+        x_nd = self.final_norm(x_btd).reshape(b * t, d)
         out = self.embedding[...].T if self.logits is None else self.logits[...]
-        logits_nv = x_nd @ out
-        return logits_nv.reshape(b, t, -1).astype(jnp.promote_types(x_nd.dtype, jnp.float32))
+        return (x_nd @ out).reshape(b, t, -1).astype(jnp.promote_types(x_nd.dtype, jnp.float32))
 
 
 def make_apply(transformer: Transformer, dtype: str) -> Apply:

@@ -31,7 +31,7 @@ def make_manifest(run_id: str, corpus: str, corpus_digest: str) -> dict[str, Any
         "dirty": dirty,
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
-        "device": f"{jax.device_count()} × {_device()}",
+        "device": f"{jax.device_count()} × {device_name()}",
         "corpus": corpus,
         "corpus_digest": corpus_digest,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -39,7 +39,8 @@ def make_manifest(run_id: str, corpus: str, corpus_digest: str) -> dict[str, Any
     }
 
 
-def _device() -> str:
+def device_name() -> str:
+    """The kind of device that programs run on."""
     kind = jax.devices()[0].device_kind
     if kind != "cpu":
         return kind
