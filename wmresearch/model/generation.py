@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.head_output.weights import Params, cast_floats
-from wmresearch.model.attention import LayerCache
+from wmresearch.model.attention import Attention, LayerCache
 from wmresearch.model.transformer import Transformer
 
 Cache: TypeAlias = tuple[LayerCache, ...]
@@ -109,10 +109,11 @@ class Generator:
 
 def empty_cache(transformer: Transformer, batch: int, context: int, dtype: str) -> Cache:
     """Zeros, as wide as each layer's heads need."""
-    layers = []
-    for block in transformer.blocks:
-        attention = block.attention
-        _, k, e = attention.key.shape
-        shape = attention.head_output.cache_shape()
-        layers.append(LayerCache(jnp.zeros((batch, context, k, e), dtype), jnp.zeros((batch, context, *shape), dtype)))
-    return tuple(layers)
+    return tuple(layer_cache(block.attention, batch, context, dtype) for block in transformer.blocks)
+
+
+def layer_cache(layer: Attention, batch: int, context: int, dtype: str) -> LayerCache:
+    """Of one layer."""
+    _, k, e = layer.key.shape
+    widths = ((k, e), layer.head_output.cache_shape())
+    return LayerCache(*(jnp.zeros((batch, context, *width), dtype) for width in widths))

@@ -53,7 +53,8 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
     state = program.initial_state()
     report("compiling")
     started = time.perf_counter()
-    dispatch = make_dispatch(program.step, STEPS).lower(state, tokens, STEPS, program.keys()).compile()
+    jitted: Any = make_dispatch(program.step, STEPS)
+    dispatch = jitted.lower(state, tokens, STEPS, program.keys()).compile()
     compiled = time.perf_counter() - started
     size = _PRODUCT_SIZE.get(jax.default_backend(), 8192)
     matrix = jnp.asarray(draw.standard_normal((size, size)), config.model.dtype)
