@@ -1,6 +1,6 @@
 """A training step of every kind of head output against the matrix-product rate, a plain Flax GPT and GPT-2 in PyTorch.
 
-    python benchmarks/train_step.py [--shapes 256 128] [--rounds N] [--kinds all] [--out benchmarks/results/train_step.md]
+    python benchmarks/train_step.py [--shapes 256 128] [--rounds N] [--kinds all] [--out FILE]
 
 All contestants take turns within each round, so that a busy machine slows all of them; times are medians over rounds
 after a first call that compiles. PyTorch takes part where it is installed: `pip install 'wmresearch[bench]'`.
@@ -225,11 +225,11 @@ def table(width: int, rounds: int, every: bool, size: int, torch_too: bool) -> l
     rate = 2 * size**3 / medians["matrix product"]
     standard = medians["standard"]
     lines = [
-        f"## d {width}: {shape['n_layers']} layers, {shape['n_heads']} heads, batch {shape['batch']} × {shape['context']}",
+        f"## d {width}: {shape['n_layers']} layers, {shape['n_heads']} heads, {shape['batch']} × {shape['context']} tokens",
         "",
         f"Matrix product ({size} × {size}): {rate / 1e9:,.0f} GFLOP/s.",
         "",
-        "| step of | ms, median (middle half) | time / standard | program's FLOPs / standard | share of the product's rate |",
+        "| step of | ms (middle half) | time / standard | FLOPs / standard | share of the product's rate |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     counted = {name: model_cost(config.model, VOCAB).training_flops_per_token for name, config in configs.items()}
@@ -239,10 +239,9 @@ def table(width: int, rounds: int, every: bool, size: int, torch_too: bool) -> l
         low, _, high = statistics.quantiles(times[name], n=4)
         flops = model_flops_per_step(configs.get(name, configs["standard"]), VOCAB)
         relative = f"{counted[name] / counted['standard']:.3f}" if name in counted else "–"
-        lines.append(
-            f"| {name} | {1e3 * seconds:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f}) | {seconds / standard:.3f} | {relative} | "
-            f"{flops / seconds / rate:.0%} |"
-        )
+        spread = f"{1e3 * seconds:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f})"
+        share = f"{flops / seconds / rate:.0%}"
+        lines.append(f"| {name} | {spread} | {seconds / standard:.3f} | {relative} | {share} |")
     return [*lines, ""]
 
 
