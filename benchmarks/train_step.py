@@ -225,7 +225,7 @@ def table(width: int, rounds: int, every: bool, size: int, torch_too: bool) -> l
     rate = 2 * size**3 / medians["matrix product"]
     standard = medians["standard"]
     lines = [
-        f"## d {width}: {shape['n_layers']} layers, {shape['n_heads']} heads, {shape['batch']} × {shape['context']} tokens",
+        f"## d {width}: {shape['n_layers']} layers, {shape['n_heads']} heads, {shape['batch']} × {shape['context']}",
         "",
         f"Matrix product ({size} × {size}): {rate / 1e9:,.0f} GFLOP/s.",
         "",
