@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from wmresearch.algebra import FactoredMatrix
 from wmresearch.head_output.weights import Params
 from wmresearch.model.transformer import Transformer
 
+Tree = TypeVar("Tree")
 Maps: TypeAlias = Callable[[Params], FactoredMatrix]
 """Parameters → M_i = A_i B_i of all layers and heads: A `[l, h, d, r]`, B `[l, h, r, d]`."""
 
@@ -20,24 +21,29 @@ Maps: TypeAlias = Callable[[Params], FactoredMatrix]
 def make_maps(transformer: Transformer) -> Maps:
     """The maps that the heads really apply to the normed, not yet scaled x: the norm's gain γ is folded into A.
 
+    In float32 or better, whatever the parameters are in: no decomposition takes less.
+
     x ↦ (γ ∘ x) A B, so a map's rows are scaled by γ. γ gets no gradient through a map: queries and keys share it, and a
     penalty on the maps must not shrink what they read.
     """
     graph, _ = nnx.split(transformer)
 
     def maps(params: Params) -> FactoredMatrix:
-        model = nnx.merge(graph, params)
+        model = nnx.merge(graph, at_least_float32(params))
         a, b = [], []
         for block in model.blocks:
             factors = block.attention.head_output.factors()
             gain_d = jax.lax.stop_gradient(block.attention_norm.gain[...])
             a.append(gain_d[None, :, None] * factors.a)
             b.append(factors.b)
+        r = max(factor.shape[-1] for factor in a)  # layers of lower rank are padded with zeros
+        a = [jnp.pad(factor, ((0, 0), (0, 0), (0, r - factor.shape[-1]))) for factor in a]
+        b = [jnp.pad(factor, ((0, 0), (0, r - factor.shape[-2]), (0, 0))) for factor in b]
         return FactoredMatrix(jnp.stack(a), jnp.stack(b))
 
     return maps
 
 
-def at_least_float32(params: Params) -> Params:
+def at_least_float32(params: Tree) -> Tree:
     """The parameters as matrix decompositions take them: narrower types as float32."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), params)
