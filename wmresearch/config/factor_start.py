@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from wmresearch.config.base import Config, NameAsKind
+from wmresearch.config.base import Config, NameAsKind, wrong
 
 
 class MatchedStart(Config):
@@ -40,10 +41,17 @@ class RunStart(Config):
 
 
 def _short_start(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) == 1:
-        ((key, item),) = value.items()
-        return {"gauge": {"kind": "gauge", "condition": item}, "from": {"kind": "from", "run": item}}.get(key, value)
-    return value
+    """`{gauge: κ}` and `{from: RUN}`, also `{from: RUN, step: N}`, as mappings with a kind."""
+    if not isinstance(value, dict) or "kind" in value or len(value.keys() & {"gauge", "from"}) != 1:
+        return value
+    if "gauge" in value:
+        number = value["gauge"]
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number < math.inf:
+            raise wrong("{gauge: κ} with a condition number κ of at least 1")
+        return {"kind": "gauge", "condition": number} | {key: item for key, item in value.items() if key != "gauge"}
+    if not isinstance(value["from"], str):
+        raise wrong("{from: RUN} with the directory of a run")
+    return {"kind": "from", "run": value["from"]} | {key: item for key, item in value.items() if key != "from"}
 
 
 FactorStart = Annotated[

@@ -43,11 +43,11 @@ class TargetNorm(Config):
 
     norm: Literal["frobenius", "nuclear"] = "frobenius"
     value: float = Field(gt=0)
-    """‖M‖_F or ‖M‖_* to keep to. A penalty can only hold a norm down: below the target its strength goes to 0."""
-    gain: float = Field(default=0.02, gt=0)
-    """How fast ln λ follows ln(‖M‖ / value), per step."""
+    """‖M‖_F or ‖M‖_* to keep to. A penalty can only hold a norm down: below the target its strength falls towards 0."""
+    gain: float = Field(default=0.1, gt=0)
+    """How fast ln λ follows ln(‖M‖ / value), each time that the gradient is computed. Short runs need more."""
     initial: float = Field(default=1e-3, gt=0)
-    """λ at the first step."""
+    """λ that a run with ‖M‖ = value would start with."""
 
 
 class PenaltyConfig(Config):
@@ -80,6 +80,8 @@ class ProximalPenaltyConfig(PenaltyConfig):
         yield from super().checks()
         if self.step == "proximal" and self.target is not None:
             yield Check("target", "null for a proximal step", ("step",))
+        if self.step == "proximal" and self.every > 1:
+            yield Check("every", "1: a proximal step is taken after each step", ("step",))
 
 
 class NuclearPenalty(ProximalPenaltyConfig):

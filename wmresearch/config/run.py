@@ -44,5 +44,8 @@ class RunConfig(Config):
                     f"gradient: a proximal step needs stored factors A, B, which {self.model.head_output.kind} lacks"
                 )
                 yield Check(f"penalties.{index}.step", expected, ("model.head_output",))
+            elif proximal and self.model.head_output.kind == "standard" and self.model.head_width > self.model.d_model:
+                expected = f"gradient: a proximal step needs d_head of at most d_model = {self.model.d_model}"
+                yield Check(f"penalties.{index}.step", expected, ("model.d_head", "model.d_model", "model.n_heads"))
         if self.parallel.mesh and any(size > 1 for size in self.parallel.mesh.values()):
             yield Check("parallel.mesh", "null: more than one device is not implemented yet")

@@ -17,9 +17,13 @@ from wmresearch.config.run import RunConfig
 from wmresearch.config.sweep import SweepConfig
 
 _REF = "#/$defs/"
+_SHORT_START_KEYS: dict[str, dict[str, Any]] = {
+    "gauge": {"gauge": {"type": "number", "minimum": 1}},
+    "from": {"from": {"type": "string"}, "step": {"type": "integer", "minimum": 0}},
+}
 _SHORT_STARTS = [
-    {"type": "object", "properties": {key: {"type": kind}}, "required": [key], "additionalProperties": False}
-    for key, kind in (("gauge", "number"), ("from", "string"))
+    {"type": "object", "properties": properties, "required": [key], "additionalProperties": False}
+    for key, properties in _SHORT_START_KEYS.items()
 ]
 
 
@@ -82,6 +86,8 @@ def _dotted(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "
         kinds = [member["properties"]["kind"]["const"] for member in members if "kind" in member.get("properties", {})]
         if kinds:
             inner[path + ".kind"] = {"enum": kinds}
+        if "gauge" in kinds:
+            inner |= {f"{path}.{key}": properties[key] for key, properties in _SHORT_START_KEYS.items()}
         merged = bool(members) and len(members) == len(_options(entry)) and "kind" not in members[0]["properties"]
         out[path] = {"type": "object", "description": members[0].get("description", "")} if merged else entry
         out |= inner

@@ -19,6 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from wmresearch.algebra import FactoredMatrix
+from wmresearch.algebra.products import matmul
 from wmresearch.config.head_output import HeadOutputConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.orders import ORDERS, Mix, PathCost, attended_keys, cheapest
@@ -179,9 +180,12 @@ def read_heads(x_btkd: Float[Array, "b t h|1 d"], weight_dkr: Float[Array, "d k 
 
 
 def low_rank_factors(read_dkr: Float[Array, "d k r"], write_hrd: Float[Array, "h r d"]) -> FactoredMatrix:
-    """M_i = A_g(i) B_i for every query head."""
+    """M_i = A_g(i) B_i for every query head; where r > d, which no rank is, M_i and I."""
     group = write_hrd.shape[0] // read_dkr.shape[1]
-    return FactoredMatrix(jnp.repeat(jnp.moveaxis(read_dkr, 0, 1), group, axis=0), write_hrd)
+    a_hdr = jnp.repeat(jnp.moveaxis(read_dkr, 0, 1), group, axis=0)
+    if a_hdr.shape[2] > a_hdr.shape[1]:
+        return full_rank(matmul(a_hdr, write_hrd))
+    return FactoredMatrix(a_hdr, write_hrd)
 
 
 def full_rank(map_hdd: Float[Array, "h d d"]) -> FactoredMatrix:

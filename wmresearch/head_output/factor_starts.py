@@ -52,17 +52,17 @@ class SpectralFactor:
         del own
         d, k = (shape[0], shape[1]) if self.side == "a" else (shape[2], len(self.ranks))
         r = max(self.ranks)
-        map_kdn = self.std * jax.random.normal(common, (k, d, self.write), dtype)
-        identity = jnp.broadcast_to(jnp.eye(d, dtype=dtype), (k, d, d))
+        wide = jnp.promote_types(dtype, jnp.float32)  # decompositions take no less
+        map_kdn = self.std * jax.random.normal(common, (k, d, self.write), wide)
+        identity = jnp.broadcast_to(jnp.eye(d, dtype=wide), (k, d, d))
         u, s, vt = FactoredMatrix(identity, map_kdn).svd()
-        held = (jnp.arange(d)[None] < jnp.asarray(self.ranks)[:, None]).astype(dtype)
-        cut = s * held
-        largest = jnp.maximum(jnp.linalg.norm(cut, axis=-1, keepdims=True), jnp.finfo(dtype).tiny)
+        cut = jnp.where(jnp.arange(d)[None] < jnp.asarray(self.ranks)[:, None], s, 0)
+        largest = jnp.maximum(jnp.linalg.norm(cut, axis=-1, keepdims=True), jnp.finfo(wide).tiny)
         root = jnp.sqrt(cut * jnp.linalg.norm(s, axis=-1, keepdims=True) / largest)
         if self.side == "a":
-            return jnp.moveaxis((u * root[:, None, :])[..., :r], 1, 0)
+            return jnp.moveaxis((u * root[:, None, :])[..., :r], 1, 0).astype(dtype)
         b_krgd = (root[..., None] * vt)[:, :r].reshape(k, r, self.write // d, d)
-        return jnp.moveaxis(b_krgd, 2, 1).reshape(shape)
+        return jnp.moveaxis(b_krgd, 2, 1).reshape(shape).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,14 @@ class InGauge:
     value_heads: int
 
     def __call__(self, own: PRNGKeyArray, common: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-        factor = self.inner(own, common, shape, dtype)
+        wide = jnp.promote_types(dtype, jnp.float32)  # decompositions take no less
+        factor = self.inner(own, common, shape, dtype).astype(wide)
         r = shape[2] if self.side == "a" else shape[1]
-        q_krr, s_r = self._gauge(common, r, dtype)
+        q_krr, s_r = self._gauge(common, r, wide)
         if self.side == "a":
-            return jnp.einsum("dkr,krs,s,kts->dkt", factor, q_krr, s_r, q_krr)
+            return jnp.einsum("dkr,krs,s,kts->dkt", factor, q_krr, s_r, q_krr).astype(dtype)
         grouped = factor.reshape(self.value_heads, -1, r, shape[2])
-        return jnp.einsum("krs,s,kts,kgtd->kgrd", q_krr, 1 / s_r, q_krr, grouped).reshape(shape)
+        return jnp.einsum("krs,s,kts,kgtd->kgrd", q_krr, 1 / s_r, q_krr, grouped).reshape(shape).astype(dtype)
 
     def _gauge(self, key: PRNGKeyArray, r: int, dtype: Any) -> tuple[Float[Array, "k r r"], Float[Array, " r"]]:
         q, _ = decompositions.qr(jax.random.normal(key, (self.value_heads, r, r), dtype))

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
+Tree = TypeVar("Tree")
 Params: TypeAlias = dict[str, Any]
 """Nested dict of arrays, keyed as the module's attributes are named."""
 
@@ -140,10 +141,10 @@ def about(module: nnx.Module, of: Callable[[str, nnx.Variable], Any]) -> Params:
     return nnx.to_pure_dict(nnx.map_state(lambda path, p: p.replace(of("/".join(map(str, path)), p)), state))
 
 
-def cast_floats(params: Params, of: Callable[[Any], Any]) -> Params:
-    """The parameters with their floating-point arrays in the type that a function of the present one gives."""
+def cast_floats(tree: Tree, of: Callable[[Any], Any]) -> Tree:
+    """The tree with its floating-point arrays in the type that a function of the present one gives."""
     floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    return jax.tree.map(lambda leaf: leaf.astype(of(leaf.dtype)) if floating(leaf) else leaf, params)
+    return jax.tree.map(lambda leaf: leaf.astype(of(leaf.dtype)) if floating(leaf) else leaf, tree)
 
 
 def value_or_none(param: nnx.Param | None) -> Array | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wmresearch.algebra import FactoredMatrix
-from wmresearch.head_output.weights import Params, cast_floats
+from wmresearch.head_output.weights import Params, Tree, cast_floats
 from wmresearch.model.transformer import Transformer
 
 Maps: TypeAlias = Callable[[Params], FactoredMatrix]
@@ -20,13 +20,15 @@ Maps: TypeAlias = Callable[[Params], FactoredMatrix]
 def make_maps(transformer: Transformer) -> Maps:
     """The maps that the heads really apply to the normed, not yet scaled x: the norm's gain γ is folded into A.
 
+    In float32 or better, whatever the parameters are in: no decomposition takes less.
+
     x ↦ (γ ∘ x) A B, so a map's rows are scaled by γ. γ gets no gradient through a map: queries and keys share it, and a
     penalty on the maps must not shrink what they read.
     """
     graph, _ = nnx.split(transformer)
 
     def maps(params: Params) -> FactoredMatrix:
-        model = nnx.merge(graph, params)
+        model = nnx.merge(graph, at_least_float32(params))
         a, b = [], []
         for block in model.blocks:
             factors = block.attention.head_output.factors()
@@ -41,6 +43,6 @@ def make_maps(transformer: Transformer) -> Maps:
     return maps
 
 
-def at_least_float32(params: Params) -> Params:
-    """The parameters as matrix decompositions take them: narrower floating-point types as float32."""
+def at_least_float32(params: Tree) -> Tree:
+    """Arrays as matrix decompositions take them: narrower floating-point types as float32."""
     return cast_floats(params, lambda dtype: jnp.promote_types(dtype, jnp.float32))

@@ -67,15 +67,21 @@ def make_read_heads(transformer: Transformer) -> Callable[[Params], Heads]:
 
     def read_heads(params: Params) -> Heads:
         model = nnx.merge(graph, at_least_float32(params))
-        layers = [_layer(block) for block in model.blocks]
+        maps = [block.attention.head_output.factors() for block in model.blocks]
+        rank = max(each.rank for each in maps)
+        layers = [_layer(block, _padded(each, rank)) for block, each in zip(model.blocks, maps, strict=True)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
     return read_heads
 
 
-def _layer(block: Block) -> Heads:
+def _padded(maps: FactoredMatrix, rank: int) -> FactoredMatrix:
+    more = (0, rank - maps.rank)
+    return FactoredMatrix(jnp.pad(maps.a, ((0, 0), (0, 0), more)), jnp.pad(maps.b, ((0, 0), more, (0, 0))))
+
+
+def _layer(block: Block, maps: FactoredMatrix) -> Heads:
     output = block.attention.head_output
-    maps = output.factors()
     h, d, _ = maps.a.shape
     gained = FactoredMatrix(block.attention_norm.gain[...][None, :, None] * maps.a, maps.b)
     _, s, directions = gained.svd()

@@ -51,6 +51,8 @@ def make_optimizer(config: Optimizer, steps: int, facts: Params) -> optax.Gradie
     decoupled = [decay, _add_given("decayed")]
     if isinstance(config, AdamWConfig) and config.decay == "gradient":
         parts, decoupled = [*parts, decay], decoupled[1:]
+    if isinstance(config, MuonConfig) and config.adam_learning_rate is not None:
+        decoupled.append(_scale_adam(config.adam_learning_rate / config.learning_rate, _muon_labels(config, facts)))
     return optax.chain(*parts, _moments(config, facts), *decoupled, _descend(config, steps))
 
 
@@ -70,7 +72,6 @@ def _moments(config: Optimizer, facts: Params) -> optax.GradientTransformation:
     if isinstance(config, AdamWConfig):
         return adam
     axes = jax.tree.map(lambda about: _muon_axes(config, about), facts)
-    labels = jax.tree.map(lambda found: "adam" if found is None else "muon", axes, is_leaf=_is_axes)
     numbers = jax.tree.map(
         lambda found: optax.MaskedNode() if found is None else MuonDimensionNumbers(found.reads, found.writes),
         axes,
@@ -83,8 +84,19 @@ def _moments(config: Optimizer, facts: Params) -> optax.GradientTransformation:
         ),
         axes,
     )
-    ratio = (config.adam_learning_rate or config.learning_rate) / config.learning_rate
-    return optax.partition({"adam": optax.chain(adam, optax.scale(ratio)), "muon": muon}, labels)
+    return optax.partition({"adam": adam, "muon": muon}, _muon_labels(config, facts))
+
+
+def _muon_labels(config: MuonConfig, facts: Params) -> Params:
+    """For each parameter `muon` or `adam`."""
+    return jax.tree.map(lambda about: "adam" if _muon_axes(config, about) is None else "muon", facts)
+
+
+def _scale_adam(ratio: float, labels: Params) -> optax.GradientTransformation:
+    """The learning rate of what AdamW updates, of its decay too, in relation to that of the matrices."""
+    return optax.stateless(
+        lambda updates, _: jax.tree.map(lambda u, label: ratio * u if label == "adam" else u, updates, labels)
+    )
 
 
 def muon_shape_factors(config: MuonConfig, parameters: dict[str, nnx.Variable]) -> dict[str, float]:

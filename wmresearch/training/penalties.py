@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,9 @@ _FUNCTIONS: dict[str, Callable[[FactoredMatrix], Float[Array, ""]]] = {
 
 _PROPORTIONAL = 4.0
 """Of the controller that keeps to a target: damps what its integral, `gain`, would make swing."""
-_LARGEST_LOG, _SMALLEST_LOG = 12.0, -25.0
+_LARGEST_LOG = 12.0
+_LEAST_SHARE = 1e-2
+"""Of `initial`, below which the integral does not fall: else it would have to climb back for as long as M was small."""
 
 Memory: TypeAlias = dict[str, Any]
 """By kind of penalty: `gradient` and `value` of those that are not computed at every step, `log_strength` of those with
@@ -69,14 +72,15 @@ def strength(config: PenaltyConfig, steps: int, step: Int[Array, ""]) -> Float[A
 
 
 def steered(target: TargetNorm, maps: FactoredMatrix, log_strength: Float[Array, ""]) -> tuple[Array, Array]:
-    """λ = exp(I + 4 e) and the next I = I + gain · e, with e = ln(‖M‖ / value): a PI controller of ln λ.
+    """λ = exp(I + 4 e) and I, which grew by gain · e, with e = ln(‖M‖ / value): a PI controller of ln λ.
 
     ‖M‖ is the mean over heads and layers of the target's norm.
     """
     norms = maps.frobenius_norm() if target.norm == "frobenius" else maps.nuclear_norm()
     error = jnp.log(jnp.maximum(jnp.mean(norms), 1e-30) / target.value)
-    integral = jnp.clip(log_strength + target.gain * error, _SMALLEST_LOG, _LARGEST_LOG)
-    return jnp.exp(jnp.clip(integral + _PROPORTIONAL * error, _SMALLEST_LOG, _LARGEST_LOG)), integral
+    least = math.log(_LEAST_SHARE * target.initial)
+    integral = jnp.clip(log_strength + target.gain * error, least, max(least, _LARGEST_LOG))
+    return jnp.exp(jnp.minimum(integral + _PROPORTIONAL * error, _LARGEST_LOG)), integral
 
 
 @dataclass(frozen=True, eq=False)

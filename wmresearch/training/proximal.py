@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from wmresearch.algebra import FactoredMatrix, proxes
 from wmresearch.config.penalty import GroupLassoPenalty, ProximalPenaltyConfig
 from wmresearch.head_output.base import LowRankOutput
 from wmresearch.head_output.weights import Params
+from wmresearch.model.maps import at_least_float32
 from wmresearch.model.transformer import Transformer
 from wmresearch.training.penalties import strength
 from wmresearch.training.step import Metrics, StepFacts
@@ -19,12 +21,13 @@ Change = Callable[[Params, StepFacts], tuple[Params, Metrics]]
 
 
 def change_factors(
-    transformer: Transformer, of: Callable[[FactoredMatrix], FactoredMatrix]
+    transformer: Transformer, of: Callable[[FactoredMatrix], FactoredMatrix], *, fold_biases: bool = False
 ) -> Callable[[Params], Params]:
     """Parameters with the stored factors of every layer's heads changed.
 
-    The function has the maps of a layer as `[k, d, r]` and `[k, r, g·d]`: the g query heads that share A are one matrix
-    [M_1 … M_g].
+    The function has the maps of a layer as `[k, d, r]` and `[k, r, g·d]`, in float32 or better: the g query heads that
+    share A are one matrix [M_1 … M_g]. Biases a of what heads read are written through B: where the function keeps the
+    maps, `fold_biases` keeps what the layer computes too, with Σ_i a_i B_i in the output bias and a = 0.
     """
     graph, _ = nnx.split(transformer)
 
@@ -33,7 +36,13 @@ def change_factors(
         for block in model.blocks:
             output = block.attention.head_output
             assert isinstance(output, LowRankOutput)  # the config allows no other
-            output.store(of(output.stored()))
+            if fold_biases and output.value_bias is not None and output.output_bias is not None:
+                output.output_bias[...] = output.bias_written()
+                output.value_bias[...] = jnp.zeros_like(output.value_bias[...])
+            stored = output.stored()
+            dtype = stored.a.dtype
+            new = of(at_least_float32(stored))
+            output.store(FactoredMatrix(new.a.astype(dtype), new.b.astype(dtype)))
         return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
     return change
@@ -62,9 +71,19 @@ def make_proximal_step(config: ProximalPenaltyConfig, transformer: Transformer, 
 def make_rebalancing(every: int, transformer: Transformer) -> Change:
     """Every n-th step, each M = A B gets its balanced factors U √S, √S Vᵀ (AᵀA = BBᵀ): the same function.
 
+    Biases of what heads read become part of the output bias, since attention rows sum to one.
+
+    Columns of A that are zero with their rows of B (a rank below the layer's largest) become as many exact zeros again.
     The optimizer's moments stay as they are, though they belong to the old factors.
     """
-    balance = change_factors(transformer, lambda matrix: matrix.balance())
+
+    def balanced(matrix: FactoredMatrix) -> FactoredMatrix:
+        used = jnp.any(matrix.a != 0, axis=-2) | jnp.any(matrix.b != 0, axis=-1)
+        held = jnp.arange(matrix.rank)[None] < jnp.sum(used, axis=-1)[:, None]
+        new = matrix.balance()
+        return FactoredMatrix(jnp.where(held[:, None, :], new.a, 0), jnp.where(held[:, :, None], new.b, 0))
+
+    balance = change_factors(transformer, balanced, fold_biases=True)
 
     def change(params: Params, facts: StepFacts) -> tuple[Params, Metrics]:
         due = (facts.step + 1) % every == 0
