@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from tests.model.counting import product_flops
 from wmresearch.config.head_output import HeadOutput
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import KINDS, make_head_output
-from wmresearch.head_output.orders import ORDERS, attended_keys, cheapest
+from wmresearch.head_output.orders import ORDERS, attended_keys, fastest
 from wmresearch.head_output.weights import about, initialize, join, split
 from wmresearch.model.attention import Attention
 
@@ -46,13 +48,15 @@ def float64():
         yield
 
 
-def layer(kind, setting, order="auto", kv_heads=2, bias=True):
+def layer(kind, setting, order="auto", **model):
     config = TypeAdapter(HeadOutput).validate_python({"kind": kind, "order": order, **setting})
-    model = ModelConfig(
-        d_model=16, n_layers=1, n_heads=4, n_kv_heads=kv_heads, context=12, bias=bias, param_dtype="float64",
-        dtype="float64", head_output=config,
-    )  # fmt: skip
-    return Attention(model)
+    shape = {"d_model": 16, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "context": 12, "bias": True}
+    dtypes = {"param_dtype": "float64", "dtype": "float64"}
+    return Attention(ModelConfig(**(shape | dtypes | model), head_output=config))
+
+
+def chosen(kind, setting, **model):
+    return layer(kind, setting, **({"n_kv_heads": None, "bias": False} | model)).head_output.order
 
 
 def randomized(module):
@@ -133,15 +137,62 @@ def test_maps_start_as_large_as_the_standard_ones(kind):
         assert norm == pytest.approx(64 * model.product_std, rel=0.15)
 
 
+@pytest.mark.parametrize("context", [12, 64, 300])
 @pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
-def test_auto_is_the_order_with_the_fewest_operations(kind, setting):
-    module = layer(kind, setting).head_output
-    cost, attended = module.path_cost(), attended_keys(12)
-    assert module.order == cheapest(cost, attended)
-    assert module.flops_per_token(attended) == min(cost.flops_per_token(order, attended) for order in ORDERS)
+def test_auto_is_the_order_with_the_least_predicted_time(kind, setting, context):
+    module = layer(kind, setting, context=context).head_output
+    cost = module.path_cost()
+    assert module.order == fastest(cost, context)
+    assert cost.time_per_token(module.order, context) == min(cost.time_per_token(order, context) for order in ORDERS)
 
 
-def test_a_low_rank_attends_then_writes_and_a_free_map_mixes_first():
-    assert layer("standard", {}).head_output.order == "attend_then_write"
-    assert layer("factorized", {"rank": 7}).head_output.order == "attend_then_write"
-    assert layer("dense", {}).head_output.cache_per_token() == 16  # x itself, one for all heads
+@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+def test_orders_that_are_one_program_are_predicted_to_take_equal_time(kind, setting):
+    """Attend-then-write and mix-first, where heads read x itself."""
+    x = jax.ShapeDtypeStruct((2, 12, 16), jnp.float64)
+    programs = {}
+    for order in ("attend_then_write", "mix_first"):
+        module = layer(kind, setting, order, bias=False)
+        graph, _ = nnx.split(module)
+        params = jax.eval_shape(lambda module=module: initialize(module, jax.random.key(0)))
+        call = lambda params, x, graph=graph: nnx.merge(graph, params)(x)
+        programs[order] = str(jax.make_jaxpr(call)(params, x))
+    cost = module.head_output.path_cost()
+    times = {cost.time_per_token(order, 12) for order in programs}
+    assert (len(times) == 1) == (len(set(programs.values())) == 1)
+
+
+@given(
+    heads=st.integers(2, 64), width=st.integers(1, 32).map(lambda n: 8 * n), grouped=st.booleans(),
+    context=st.integers(1, 100_000),
+)  # fmt: skip
+def test_a_standard_layer_attends_and_then_writes(heads, width, grouped, context):
+    shape = {"d_model": heads * width, "n_heads": heads, "n_kv_heads": 1 if grouped else None, "context": context}
+    assert chosen("standard", {}, **shape) == "attend_then_write"
+
+
+@given(heads=st.integers(2, 16), width=st.integers(1, 16), data=st.data())
+def test_a_rank_below_half_the_width_attends_and_then_writes(heads, width, data):
+    """Up to a context of 1024: far longer ones would rather read one x again than the values of many heads."""
+    d = 8 * heads * width
+    rank, context = data.draw(st.integers(1, d // 2)), data.draw(st.integers(1, 1024))
+    shape = {"d_model": d, "n_heads": heads, "context": context}
+    assert chosen("factorized", {"rank": rank}, **shape) == "attend_then_write"
+
+
+def test_maps_of_full_rank_take_another_order():
+    long, short = ({"d_model": 256, "n_heads": 4, "context": context} for context in (512, 64))
+    assert chosen("factorized", {"rank": 240}, **long) == "mix_first"
+    assert chosen("low_rank_diagonal", {"rank": 16}, **long) == "mix_first"
+    assert chosen("kronecker", {"outer": 16}, **short) == "modify_then_attend"
+    assert chosen("monarch", {"blocks": 16}, **short) == "modify_then_attend"
+    # which is mix-first too (`test_orders_that_are_one_program…`), and keeps x itself, one for all heads
+    assert chosen("dense", {}, **long) == "attend_then_write"
+    assert layer("dense", {}).head_output.cache_per_token() == 16
+
+
+def test_auto_does_not_lose_a_value_bias_to_dropout():
+    """Mix-first adds it after mixing, which asks for rows that sum to one."""
+    shape = {"d_model": 256, "n_heads": 4, "context": 512}
+    for dropout, bias, order in [(0.0, True, "mix_first"), (0.1, False, "mix_first"), (0.1, True, "attend_then_write")]:
+        assert chosen("factorized", {"rank": 240}, bias=bias, dropout=dropout, **shape) == order

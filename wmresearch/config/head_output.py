@@ -28,20 +28,25 @@ class HeadOutputConfig(Config):
     bias: bool | None = None
     """Biases of what heads read and of what they write; null follows `model.bias`."""
     order: Order = "auto"
-    """How Σ_i P_i X M_i is evaluated: the same function at other costs; auto is the cheapest by the cost model."""
+    """How Σ_i P_i X M_i is evaluated: the same function at other costs; auto is the fastest by the cost model of
+    `head_output.orders`, which asks the shapes and not the device."""
 
     two_factors: ClassVar[bool] = False
     """Whether A and B are stored as such, so that proximal steps can act on them."""
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         """The rules between this head output and the model around it that do not hold; paths start at the model."""
-        if self.order == "mix_first" and model.dropout and self.has_bias(model):
+        if self.loses_bias(self.order, model):
             depends_on = ("head_output.bias", "bias", "dropout")
             yield Check(
                 "head_output.order",
                 "an order other than mix_first: under dropout a value bias must be mixed",
                 depends_on,
             )
+
+    def loses_bias(self, order: str, model: ModelConfig) -> bool:
+        """Whether this order adds the value bias after mixing although attention rows do not sum to one."""
+        return order == "mix_first" and model.dropout > 0 and self.has_bias(model)
 
     def has_bias(self, model: ModelConfig) -> bool:
         return model.bias if self.bias is None else self.bias

@@ -22,7 +22,7 @@ from wmresearch.algebra import FactoredMatrix
 from wmresearch.algebra.products import matmul
 from wmresearch.config.head_output import HeadOutputConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.orders import ORDERS, Mix, PathCost, attended_keys, cheapest
+from wmresearch.head_output.orders import ORDERS, Mix, PathCost, fastest
 from wmresearch.head_output.weights import bias
 
 
@@ -50,9 +50,9 @@ class HeadOutput(nnx.Module, abc.ABC):
         del layer, first
         self.heads = model.n_heads
         cost = self.path_cost()
-        attended = attended_keys(model.context)
-        self.order = cheapest(cost, attended) if config.order == "auto" else config.order
         has_bias = config.has_bias(model)
+        possible = [order for order in ORDERS if not config.loses_bias(order, model)]
+        self.order = fastest(cost, model.context, possible) if config.order == "auto" else config.order
         self.value_bias = bias((cost.value_heads, cost.width), model.param_dtype) if has_bias else None
         self.output_bias = bias((model.d_model,), model.param_dtype) if has_bias else None
 
@@ -164,9 +164,10 @@ class WholeReading(HeadOutput):
     def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
         return x_btkd
 
-    def whole_cost(self, d: int, heads: int, write: float) -> PathCost:
+    def whole_cost(self, d: int, heads: int, write: float, write_moved: int = 0) -> PathCost:
         """Reading is free."""
-        return PathCost(d, heads, 1, d, read=0.0, read_each=0.0, write=write, write_each=write)
+        steps = {"read": 0.0, "read_each": 0.0, "write": write, "write_each": write}
+        return PathCost(d, heads, 1, d, **steps, copied=d, write_moved=write_moved)
 
 
 def read_heads(x_btkd: Float[Array, "b t h|1 d"], weight_dkr: Float[Array, "d k r"]) -> Float[Array, "b t k r"]:

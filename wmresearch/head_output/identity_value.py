@@ -45,7 +45,7 @@ class IdentityValueHeadOutput(HeadOutput):
     def path_cost(self) -> PathCost:
         d = self.output.shape[1]
         h, each = d // self.width, 2.0 * d * d
-        return PathCost(d, h, h, self.width, read=0.0, read_each=0.0, write=each, write_each=each)
+        return PathCost(d, h, h, self.width, read=0.0, read_each=0.0, write=each, write_each=each, copied=self.width)
 
     def factors(self) -> FactoredMatrix:
         d = self.output.shape[1]

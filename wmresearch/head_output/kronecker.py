@@ -42,7 +42,7 @@ class KroneckerHeadOutput(WholeReading):
     def path_cost(self) -> PathCost:
         h, s, p, _ = self.outer.shape
         q = self.inner.shape[2]
-        return self.whole_cost(p * q, h, write=2.0 * h * s * p * q * (p + q))
+        return self.whole_cost(p * q, h, write=2.0 * h * s * p * q * (p + q), write_moved=2 * h * p * q)
 
     def factors(self) -> FactoredMatrix:
         h, _, p, _ = self.outer.shape

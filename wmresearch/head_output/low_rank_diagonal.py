@@ -54,7 +54,7 @@ class LowRankDiagonalHeadOutput(HeadOutput):
 
     def path_cost(self) -> PathCost:
         d, k, r = self.factor_a.shape
-        return dataclasses.replace(low_rank_cost(d, k, self.factor_b.shape[0], r), width=r + d)
+        return dataclasses.replace(low_rank_cost(d, k, self.factor_b.shape[0], r), width=r + d, copied=d)
 
     def factors(self) -> FactoredMatrix:
         low = low_rank_factors(self.factor_a[...], self.factor_b[...]).dense()

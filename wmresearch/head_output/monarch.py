@@ -43,7 +43,7 @@ class MonarchHeadOutput(WholeReading):
 
     def path_cost(self) -> PathCost:
         h, n, q, _ = self.rows.shape
-        return self.whole_cost(n * q, h, write=2.0 * h * n * q * (n + q))
+        return self.whole_cost(n * q, h, write=2.0 * h * n * q * (n + q), write_moved=2 * h * n * q)
 
     def factors(self) -> FactoredMatrix:
         h, n, q, _ = self.rows.shape
