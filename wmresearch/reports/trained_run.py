@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+
 from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
 from wmresearch.data import TokenizedCorpus, load_corpus
 from wmresearch.head_output.weights import Params, initialize
 from wmresearch.model import Transformer
 from wmresearch.training.checkpoints import open_checkpoints
-from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.program import make_program
 from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.runtime import prepare_runtime
 
@@ -26,8 +28,15 @@ class TrainedRun:
     corpus: TokenizedCorpus
     transformer: Transformer
     params: Params
-    initial: Params
-    """The parameters before the first step."""
+
+    @property
+    def initial(self) -> Params:
+        """The parameters before the first step.
+
+        Raises:
+            ConfigError: they came from another run, which is not usable any more.
+        """
+        return make_program(self.config, self.corpus.tokenizer.vocab_size).initial_params()
 
 
 def open_run(path: Path, step: int | None = None) -> TrainedRun:
@@ -46,7 +55,7 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
     prepare_runtime(config)
     corpus = load_corpus(config.data)
     transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
-    initial = initialize(transformer, purpose_key(config.seed, Purpose.INITIALIZATION))
+    like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
     if not directory.checkpoints.is_dir():  # orbax would make it
         raise ConfigError([Problem(str(path), "", "", "a run with a checkpoint", "train it first: `wm train`")])
     with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
@@ -55,5 +64,5 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
             expected = f"a step with a checkpoint: {', '.join(map(str, steps))}" if steps else "a run with a checkpoint"
             raise ConfigError([Problem(str(path), "", "" if step is None else f"step {step}", expected)])
         step = steps[-1] if step is None else step
-        params = checkpoints.restore_params(initial, step)
-    return TrainedRun(str(path), step, config, corpus, transformer, params, initial)
+        params = checkpoints.restore_params(like, step)
+    return TrainedRun(str(path), step, config, corpus, transformer, params)
