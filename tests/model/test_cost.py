@@ -38,7 +38,11 @@ def test_parameters_are_those_of_the_model(changes):
     assert cost.head_output_parameters == 3 * own == sum(weight.all_layers for weight in head_output_weights(model))
 
 
-@pytest.mark.parametrize("changes", SHAPES)
+RANKS = {"context": 64, "n_kv_heads": 2, "head_output": FactorizedConfig(ranks=((5, 2), (1, 1), (0, 32)))}
+"""Another rank in each layer: attend-then-write in one, mix-first in another."""
+
+
+@pytest.mark.parametrize("changes", [*SHAPES, RANKS])
 def test_flops_are_those_of_the_matrix_products_in_a_training_step(changes):
     model = config(**changes)
     transformer = Transformer(model, 50)

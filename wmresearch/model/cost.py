@@ -61,7 +61,7 @@ def model_cost(model: ModelConfig, vocab_size: int, attended: float | None = Non
     layers, d = len(transformer.blocks), model.d_model
     block = transformer.blocks[0]
     attention, head_output = block.attention, block.attention.head_output
-    outputs = nnx.List([each.attention.head_output for each in transformer.blocks])
+    outputs = nnx.List([each.attention.head_output for each in transformer.blocks])  # their ranks may differ
     own = weights.count(outputs)
     output_flops = head_output.flops_per_token(attended)
     scores = layers * (weights.count(attention) - weights.count(head_output))
@@ -81,8 +81,8 @@ def model_cost(model: ModelConfig, vocab_size: int, attended: float | None = Non
         PartCost(
             f"head outputs ({head_output.kind})",
             own,
-            layers * output_flops,
-            layers * head_output.cache_per_token(),
+            sum(output.flops_per_token(attended) for output in outputs),
+            sum(output.cache_per_token() for output in outputs),
             layers * d,
         ),
         PartCost("MLP", mlp, layers * block.mlp.flops_per_token(), 0, layers * d),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+
 from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
 from wmresearch.data import TokenizedCorpus, load_corpus
-from wmresearch.head_output.weights import Params
+from wmresearch.head_output.weights import Params, initialize
 from wmresearch.model import Transformer
 from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.program import make_program
@@ -26,8 +28,15 @@ class TrainedRun:
     corpus: TokenizedCorpus
     transformer: Transformer
     params: Params
-    initial: Params
-    """The parameters before the first step."""
+
+    @property
+    def initial(self) -> Params:
+        """The parameters before the first step.
+
+        Raises:
+            ConfigError: they came from another run, which is not usable any more.
+        """
+        return make_program(self.config, self.corpus.tokenizer.vocab_size).initial_params()
 
 
 def open_run(path: Path, step: int | None = None) -> TrainedRun:
@@ -45,8 +54,8 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
     config = parse_run(yaml_text.read(file), str(file))
     prepare_runtime(config)
     corpus = load_corpus(config.data)
-    program = make_program(config, corpus.tokenizer.vocab_size)
-    initial = program.initial_params()
+    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
+    like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
     if not directory.checkpoints.is_dir():  # orbax would make it
         raise ConfigError([Problem(str(path), "", "", "a run with a checkpoint", "train it first: `wm train`")])
     with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
@@ -55,5 +64,5 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
             expected = f"a step with a checkpoint: {', '.join(map(str, steps))}" if steps else "a run with a checkpoint"
             raise ConfigError([Problem(str(path), "", "" if step is None else f"step {step}", expected)])
         step = steps[-1] if step is None else step
-        params = checkpoints.restore_params(initial, step)
-    return TrainedRun(str(path), step, config, corpus, program.transformer, params, initial)
+        params = checkpoints.restore_params(like, step)
+    return TrainedRun(str(path), step, config, corpus, transformer, params)

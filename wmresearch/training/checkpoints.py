@@ -33,7 +33,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def restore(self, like: TrainState) -> TrainState | None:
-        """The newest state, laid out as `like`; None where there is no checkpoint."""
+        """The newest state, laid out as `like` (shapes and types will do); None where there is no checkpoint."""
         step = self._manager.latest_step()
         if step is None:
             return None

@@ -26,6 +26,12 @@ Diagnostics = dict[str, np.ndarray]
 
 
 def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics]:
+    """`make_measure`, compiled, its results on the host."""
+    compiled = jax.jit(make_measure(transformer))
+    return lambda params: jax.tree.map(np.asarray, compiled(params))
+
+
+def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array]]:
     """A function from parameters to the statistics of each head's map, the norm's gain folded in.
 
     Those of `SpectrumStatistics`; `overlap`, the largest |cosine| with another head of the layer; `copying`, the
@@ -46,8 +52,7 @@ def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics
         out["overlap"] = jnp.max(cosines * jnp.broadcast_to(others, cosines.shape), axis=-1)
         return out
 
-    compiled = jax.jit(measure)
-    return lambda params: jax.tree.map(np.asarray, compiled(params))
+    return measure
 
 
 def layer_means(found: Mapping[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from wmresearch.data import Stream, TokenizedCorpus, load_corpus
 from wmresearch.head_output import make_head_output
 from wmresearch.model.cost import model_cost
 from wmresearch.training.another_run import refuse_another_run
-from wmresearch.training.checkpoints import Checkpoints, open_checkpoints
+from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.diagnostics import effective_decay, make_diagnostics
 from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.interruption import StopRequest, stop_on_signal
@@ -27,6 +27,7 @@ from wmresearch.training.recorder import DivergedError, Progress, Recorder
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.runtime import prepare_runtime
 from wmresearch.training.step import Metrics, TrainState, make_dispatch, make_evaluate
+from wmresearch.training.warm_start import check_start
 
 Report: TypeAlias = Callable[[Progress], None]
 Summary: TypeAlias = dict[str, Any]
@@ -46,8 +47,8 @@ def train(
 
     Raises:
         RunBusyError: another process works in the directory.
-        ConfigError: the corpus (or a head output of the user's own) is not usable, or the directory is or holds
-            something else; nothing was written.
+        ConfigError: the corpus (or a head output of the user's own, or the run to start from) is not usable, or the
+            directory is or holds something else; nothing was written.
     """
     prepare_runtime(config)
     make_head_output(config.model)  # one of the user's own may be wrong, which is said before anything is written
@@ -61,6 +62,8 @@ def train(
         raise ConfigError([Problem(str(path), "data.corpus", corpus.name, expected, "start the sweep again")])
     directory = RunDirectory(path)
     refuse_another_run(directory, config, identity)
+    if directory.is_new():  # else it goes on from its own checkpoint
+        check_start(config, corpus.digest)
     with directory.locked():
         done = directory.summary()
         if done.get("state") in FINAL:
@@ -101,7 +104,6 @@ def _run(
     """The state after the last step, or None where a stop was asked for before it."""
     training, data, context = config.training, config.data, config.model.context
     program = make_program(config, corpus.tokenizer.vocab_size)
-    start = program.initial_state()
     cost = model_cost(config.model, corpus.tokenizer.vocab_size)
     directory.write_config(config)
     manifest = make_manifest(labels.run_id, corpus.name, corpus.digest)
@@ -125,7 +127,9 @@ def _run(
     keys = program.keys()
 
     with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
-        state, step = _restored(start, checkpoints)
+        restored = checkpoints.restore(program.state_like()) if checkpoints.steps() else None
+        state = program.initial_state() if restored is None else restored
+        step = int(state.step)
         recorder.resume(step)
         if stop.signal is not None and step < training.steps:  # before anything is compiled
             return None
@@ -160,11 +164,6 @@ def _run(
         if "test" in corpus.splits:
             recorder.test(make_evaluator(evaluate, corpus.splits["test"], context)(state.params))
     return state
-
-
-def _restored(state: TrainState, checkpoints: Checkpoints) -> tuple[TrainState, int]:
-    restored = checkpoints.restore(state)
-    return (state, 0) if restored is None else (restored, int(restored.step))
 
 
 def _due(step: int, every: int | None) -> bool:

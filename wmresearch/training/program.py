@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import optax
 
 from wmresearch.config import RunConfig
@@ -48,8 +49,19 @@ class Program:
         return warm_start(self.config, self.vocab_size, drawn)
 
     def initial_state(self) -> TrainState:
-        """The state before the first step."""
-        params = self.initial_params()
+        """The state before the first step.
+
+        Raises:
+            ConfigError: it comes from a run that is not usable.
+        """
+        return self._state(self.initial_params())
+
+    def state_like(self) -> TrainState:
+        """Shapes and types of a state, by which one is restored."""
+        key = jax.random.key(0)
+        return jax.eval_shape(lambda: self._state(initialize(self.transformer, key)))
+
+    def _state(self, params: Params) -> TrainState:
         memory = self.penalties.start(params) if self.penalties else {}
         return make_state(params, self.optimizer, self.parts.trained, memory)
 

@@ -105,6 +105,11 @@ class RunDirectory:
     def state(self) -> State:
         return self.summary().get("state", "pending")
 
+    def is_new(self) -> bool:
+        """Whether a run in it would start at its first step."""
+        saved = self.checkpoints.is_dir() and any(folder.name.isdigit() for folder in self.checkpoints.iterdir())
+        return not saved and self.state() not in FINAL
+
     def write_config(self, config: RunConfig) -> None:
         """A Python file that the config names is kept too, and named in its place: an edit of it is another run's."""
         chosen = config.model.head_output
@@ -190,8 +195,14 @@ class RunDirectory:
         return [json.loads(line) for line in whole]
 
     def rewind(self, step: int) -> None:
-        """Cuts what is written by step back to a step: what came after will be written again."""
+        """Cuts what is written by step back to a step: what came after will be written again.
+
+        A run that starts at step 0 writes that one's diagnostics again too.
+        """
+        for path in (self.path / "spectra").glob("*.npz"):
+            if int(path.stem) > step or step == 0:
+                path.unlink()
         for name in ("metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"):
-            kept = [line for line in self._lines(name) if line["step"] <= step]
+            kept = [line for line in self._lines(name) if line["step"] <= step and step > 0]
             if kept or (self.path / name).exists():
                 write_atomically(self.path / name, "".join(map(json_line, kept)))
