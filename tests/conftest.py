@@ -3,9 +3,11 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 
+import pytest
 from hypothesis import settings
 
 _IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -29,6 +31,22 @@ if threading.current_thread() is threading.main_thread():
 
 settings.register_profile("suite", deadline=None)  # the first example pays for imports and compilation
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation(request):
+    """Small programs are compiled much faster than they are optimized.
+
+    A module of tests that asks whether two programs give the same bits says `OPTIMIZED = True`: users' are optimized.
+    """
+    if "jax" not in sys.modules or getattr(request.module, "OPTIMIZED", False):
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def pytest_unconfigure():

@@ -36,7 +36,8 @@ def model_of(kind, setting, bias=True, **changes):
 
 
 def random_params(model):
-    params = jax.tree.map(lambda leaf: 0.5 * leaf, randomized(Transformer(model, 11)))
+    made = randomized(Transformer(model, 11))
+    params = jax.tree.map(lambda leaf: 0.5 * leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, made)
     gain = params["blocks"][1]["attention_norm"]["gain"]
     params["blocks"][1]["attention_norm"]["gain"] = gain.at[3].set(0.0).at[4].set(1e-200)
     return params

@@ -17,13 +17,3 @@ def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(TEXT, encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """Programs of a few steps are compiled faster than they are optimized."""
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

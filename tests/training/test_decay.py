@@ -13,8 +13,6 @@ from wmresearch.config.optimizer import AdamWConfig, ConstantSchedule
 from wmresearch.training.optimizers import make_optimizer
 from wmresearch.training.parameters import ParameterFacts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(autouse=True)
 def float64():

@@ -17,8 +17,6 @@ from wmresearch.training.loop import train
 from wmresearch.training.program import make_program
 from wmresearch.training.run_directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 STATISTICS = {
     "effective_rank", "stable_rank", "r95", "nuclear_norm", "frobenius_norm", "spectral_norm", "imbalance", "overlap",
     "copying",

@@ -14,6 +14,8 @@ from wmresearch.training import evaluation
 from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.step import make_evaluate
 
+OPTIMIZED = True
+
 
 @pytest.fixture(autouse=True)
 def float64():

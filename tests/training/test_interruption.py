@@ -14,6 +14,8 @@ from wmresearch.training.interruption import stop_on_signal
 from wmresearch.training.loop import train
 from wmresearch.training.run_directory import RunBusyError, RunDirectory
 
+OPTIMIZED = True
+
 
 @pytest.fixture
 def start(tmp_path):

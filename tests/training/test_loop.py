@@ -16,6 +16,8 @@ from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 from wmresearch.training.run_directory import RunDirectory, RunLabels
 
+OPTIMIZED = True
+
 SUMMARY = {
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
     "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",

@@ -20,8 +20,6 @@ from wmresearch.training.loop import train
 from wmresearch.training.optimizers import make_optimizer, muon_shape_factors
 from wmresearch.training.parameters import parameter_facts, trained
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 D, HEADS, KV, WIDTH, RANK = 16, 4, 2, 4, 3
 
 

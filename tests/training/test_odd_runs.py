@@ -7,8 +7,6 @@ from tests.training.examples import config
 from wmresearch.training.loop import train
 from wmresearch.training.run_directory import RunDirectory
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SHORT = {"steps": 4, "log_every": 1, "evaluate_every": 2, "steps_per_dispatch": 4}
 ALL = [
     {"kind": kind, "strength": 0.1, **more}

@@ -20,8 +20,6 @@ from wmresearch.training.penalties import Penalties, steered
 from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.step import Keys, Parts, make_loss, make_state, make_step
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 FACTORIZED = {"kind": "factorized", "rank": 3}
 
 

@@ -10,8 +10,6 @@ from tests.training.programs import DOUBLE, batch, drawn, flat, head_output, pro
 from wmresearch.algebra import FactoredMatrix, proxes
 from wmresearch.training.step import StepFacts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 HEADS, KV, LEARNING_RATE = 4, 2, 0.05
 SHAPE = {
     **DOUBLE, "model__n_heads": HEADS, "model__n_kv_heads": KV, "optimizer__learning_rate": LEARNING_RATE,

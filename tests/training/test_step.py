@@ -17,6 +17,8 @@ from wmresearch.training.parameters import ParameterFacts
 from wmresearch.training.randomness import Purpose, purpose_key, step_key
 from wmresearch.training.step import Keys, make_dispatch, make_evaluate, make_loss, make_state, make_step
 
+OPTIMIZED = True
+
 VOCAB, CONTEXT, BATCH = 19, 8, 3
 
 

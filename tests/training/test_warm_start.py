@@ -19,8 +19,6 @@ from wmresearch.training.loop import train
 from wmresearch.training.program import make_program
 from wmresearch.training.step import make_evaluate
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 WIDTH = 8
 SHAPE = {"training": {"steps": 10, "diagnostics": False}, "optimizer__learning_rate": 0.03}
 
