@@ -35,18 +35,20 @@ settings.load_profile("suite")
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation(request):
-    """Small programs are compiled much faster than they are optimized.
+    """Small programs are compiled much faster than they are optimized: here, and in processes that tests start.
 
     A module of tests that asks whether two programs give the same bits says `OPTIMIZED = True`: users' are optimized.
     """
-    if "jax" not in sys.modules or getattr(request.module, "OPTIMIZED", False):
-        yield
-        return
-    import jax
+    optimized = getattr(request.module, "OPTIMIZED", False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0" if optimized else "1")
+        if "jax" in sys.modules:
+            import jax
 
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+            if optimized:
+                jax.clear_caches()  # what other modules left is not optimized
+            jax.config.update("jax_disable_most_optimizations", not optimized)
+        yield
 
 
 def pytest_unconfigure():

@@ -8,15 +8,13 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from wmresearch.reports.numbers import duration, quantity
+from wmresearch.reports.progress import run_progress, steps_done, sweep_progress
 from wmresearch.terminal import ProgressLine
-
-if TYPE_CHECKING:
-    from wmresearch.training.recorder import Progress
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,21 +70,10 @@ def train(
     from wmresearch.reports.listings import run_listing
     from wmresearch.training.loop import train as train_run
 
-    summary = train_run(loaded, directory, report=lambda progress: line.update(_progress(progress)))
+    summary = train_run(loaded, directory, report=lambda progress: line.update(run_progress(progress)))
     line.close()
     sys.stdout.write(run_listing(directory, summary))
     raise typer.Exit({"finished": 0, "preempted": 75}.get(summary["state"], 1))
-
-
-def _progress(progress: Progress) -> str:
-    parts = [f"step {progress.step}/{progress.steps}"]
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4f}")
-    if progress.tokens_per_second is not None:
-        parts.append(f"{quantity(progress.tokens_per_second)} tokens/s")
-    if progress.seconds_left is not None:
-        parts.append(f"{duration(progress.seconds_left)} left")
-    return ", ".join([*parts, progress.message])
 
 
 @app.command(epilog="Example: `wm sweep configs/sweeps/quickstart.yaml --dry-run`")
@@ -114,9 +101,9 @@ def sweep(
         return
     write_plan(directory, plan)
     started = time.monotonic()
-    before = _steps_done(directory)
+    before = steps_done(directory)
     completed = LocalLauncher(directory, jobs).run(
-        lambda: line.update(_sweep_progress(directory, plan.sweep.name, started, before))
+        lambda: line.update(sweep_progress(directory, plan.sweep.name, started, before))
     )
     line.close()
     runs = statuses(directory)
@@ -136,32 +123,6 @@ def sweep(
         print(f"run what is missing with: {again}")
         raise typer.Exit(1)
     print(f"table: wm table {directory}")
-
-
-def _steps_done(directory: Path) -> int:
-    from wmresearch.sweeps.store import statuses
-
-    return sum(run.step for run in statuses(directory))
-
-
-def _sweep_progress(directory: Path, name: str, started: float, before: int) -> str:
-    from wmresearch.sweeps.store import ENDED, statuses
-
-    runs = statuses(directory)
-    ended = sum(run.state in ENDED for run in runs)
-    running = [run for run in runs if run.state == "running"]
-    parts = [f"{name}: {ended} of {len(runs)} runs done"]
-    for run in running[:1]:
-        loss = "" if run.loss is None else f", loss {run.loss:.3f}"
-        speed = "" if run.tokens_per_second is None else f", {quantity(run.tokens_per_second)} tokens/s"
-        parts.append(f"{run.arm} seed {run.seed}: step {run.step}/{run.steps or '?'}{loss}{speed}")
-    if len(running) > 1:
-        parts.append(f"and {len(running) - 1} more")
-    lengths = [run.steps for run in runs if run.steps]
-    if lengths and (done := sum(run.step for run in runs) - before) > 0:
-        left = max(0, round(sum(lengths) / len(lengths) * len(runs)) - before - done)
-        parts.append(f"{duration(left * (time.monotonic() - started) / done)} left")
-    return " · ".join(parts)
 
 
 @app.command(epilog="Example: `wm status runs/quickstart`")

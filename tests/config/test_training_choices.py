@@ -5,7 +5,7 @@ import pytest
 
 from tests.config.examples import has, problems_of
 from wmresearch.config import load_run, load_sweep, parse_run
-from wmresearch.config.head_output import GaugeStart, RunStart, SpectralStart
+from wmresearch.config.factor_start import GaugeStart, RunStart, SpectralStart
 from wmresearch.config.schema import sweep_schema
 
 FACTORIZED = {"kind": "factorized", "rank": 4}

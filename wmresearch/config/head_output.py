@@ -5,14 +5,14 @@ A new parameterization is one class here, added to `HeadOutput`, and one file in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import Field
 
-from wmresearch.config.base import AllowList, Check, Config, NameAsKind, Operational, Words, wrong
+from wmresearch.config.base import AllowList, Check, Config, NameAsKind, Operational, Words
 from wmresearch.config.factor_start import FactorStart, GaugeStart, MatchedStart
+from wmresearch.config.setting import Setting
 from wmresearch.config.sparsity import Blocks, Method, NOfM, Pattern, Static, Unstructured
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ class SparseConfig(HeadOutputConfig):
         yield from super().checks_in(model)
         if self.rank is not None:
             yield from _rank_within(self.rank, model)
-        size = self.pattern.size if isinstance(self.pattern, Blocks) else 0
-        size = self.pattern.m if isinstance(self.pattern, NOfM) else size
+        pattern = self.pattern
+        size = pattern.size if isinstance(pattern, Blocks) else pattern.m if isinstance(pattern, NOfM) else 0
         sides = [("d_model", model.d_model)] + ([("rank", self.rank)] if self.rank is not None else [])
         for name, side in sides:
             if size and side % size:
@@ -255,19 +255,6 @@ class IdentityValueConfig(HeadOutputConfig):
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
         yield from _slices(self.kind, model)
-
-
-def _setting(value: Any) -> Any:
-    for item in value if isinstance(value, list) else [value]:
-        number = math.isfinite(item) if isinstance(item, float) else isinstance(item, int)
-        if not (number or item is None or isinstance(item, str)):
-            raise wrong("a number, text, true, false or null, or a list of these")
-    return value
-
-
-_SCALAR: dict[str, Any] = {"type": ["number", "string", "boolean", "null"]}
-_SETTING_SCHEMA = {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}
-Setting = Annotated[Any, AfterValidator(_setting), WithJsonSchema(_SETTING_SCHEMA)]
 
 
 class CustomConfig(HeadOutputConfig):
