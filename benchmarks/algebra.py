@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from page import load, measured_by, put_out
 
 from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.model import ModelConfig
@@ -181,13 +181,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
     options = parser.parse_args()
-    where = f"{platform.machine()}, {os.cpu_count()} cores" if jax.default_backend() == "cpu" else str(jax.devices()[0])
     threads = os.environ.get("OPENBLAS_NUM_THREADS", "not set")
     page = [
         "# Algebra",
         "",
-        f"`python benchmarks/algebra.py` on {where}, jax {jax.__version__}, float32.",
-        f"OPENBLAS_NUM_THREADS: {threads}. Load of the machine as it began: {os.getloadavg()[0]:.1f}.",
+        f"{measured_by('algebra.py')}.",
+        f"OPENBLAS_NUM_THREADS: {threads}. {load()}",
         "",
         "## Nuclear norm and its gradient",
         "",
@@ -201,13 +200,7 @@ def main() -> None:
         "",
         *share_of_a_step(options.rounds),
     ]
-    text = "\n".join(page) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        part = options.out.with_name(options.out.name + ".part")
-        part.write_text(text)
-        part.replace(options.out)
+    put_out(page, options.out)
 
 
 if __name__ == "__main__":

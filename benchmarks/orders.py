@@ -16,8 +16,6 @@ least squares of the relative errors; times are minima over rounds.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import random
 import time
 from collections.abc import Callable
@@ -30,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 from flax import nnx
+from page import load, measured_by, put_out
 from pydantic import TypeAdapter
 
 from wmresearch.config.head_output import HeadOutput
@@ -227,13 +226,11 @@ def main() -> None:
     if options.fit:
         print("\n".join(fit(options.rounds)))
         return
-    where = f"{platform.machine()}, {os.cpu_count()} cores" if jax.default_backend() == "cpu" else str(jax.devices()[0])
-    load = os.getloadavg()[0]
     page = [
         "# Orders of evaluation",
         "",
-        f"`python benchmarks/orders.py` on {where}, jax {jax.__version__}, float32.",
-        f"Load of the machine as it began: {load:.1f}. MOVED {MOVED:.0f}, STREAMED {STREAMED:.0f}.",
+        f"{measured_by('orders.py')}.",
+        f"{load()} MOVED {MOVED:.0f}, STREAMED {STREAMED:.0f}.",
         "",
         "One attention layer, forward and backward pass, the orders taking turns.",
         f"Medians (and quartiles) of {options.rounds} rounds.",
@@ -241,13 +238,7 @@ def main() -> None:
         "",
         *check(options.rounds),
     ]
-    text = "\n".join(page) + "\n"
-    print(text, end="")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        part = options.out.with_name(options.out.name + ".part")
-        part.write_text(text)
-        part.replace(options.out)
+    put_out(page, options.out)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
+from page import load, measured_by, put_out
 
 from wmresearch.config import RunConfig, parse_run
 from wmresearch.model.cost import model_cost
@@ -254,21 +253,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
     options = parser.parse_args()
     torch_too = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-    where = f"{platform.machine()}, {os.cpu_count()} cores" if jax.default_backend() == "cpu" else str(jax.devices()[0])
     page = [
         "# A training step",
         "",
-        f"`python benchmarks/train_step.py` on {where}, jax {jax.__version__}, float32, {options.rounds} rounds.",
-        f"Load of the machine as it began: {os.getloadavg()[0]:.1f}.",
+        f"{measured_by('train_step.py')}, {options.rounds} rounds.",
+        load(),
         "",
     ]
     for width in options.shapes:
         page += table(width, options.rounds, options.kinds == "all", options.size, torch_too)
-    text = "\n".join(page)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text, encoding="utf-8")
+    put_out(page, options.out)
 
 
 if __name__ == "__main__":
