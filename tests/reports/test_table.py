@@ -238,3 +238,22 @@ def test_a_thousand_runs_take_seconds(sweep):
         render(table, form)
     assert time.perf_counter() - start < 5
     assert sum(row.n for row in table.rows) == 1000
+
+
+def test_masked_dense_rows_say_that_they_save_no_compute_and_non_zeros_have_a_column(sweep):
+    folder = sweep()
+    folder.fill({"W_o": folder.BASE}, head_output_nonzeros=131072, masked_dense=False)
+    folder.fill({"W_M rank 16": folder.RANK}, head_output_nonzeros=13107, masked_dense=True)
+    base, sparse = folder.table()["rows"]
+    assert "masked dense: saves compute: no" in sparse["flags"] and sparse["saves_compute"] is False
+    assert not any("masked dense" in flag for flag in base["flags"])
+    assert [row["head_output_nonzeros"] for row in (base, sparse)] == [131072, 13107]
+    for form in ("md", "tex"):
+        text = render(build_table(folder.path), form)
+        assert "13,107" in text and "zeros" in text and "saves compute: no" in text
+
+
+def test_non_zeros_have_no_column_where_nothing_is_held_at_zero(sweep):
+    folder = sweep()
+    folder.fill(head_output_nonzeros=131072, masked_dense=False)
+    assert "zeros" not in render(build_table(folder.path), "md")
