@@ -36,7 +36,8 @@ from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import read_heads
 from wmresearch.head_output.orders import MOVED, ORDERS, STREAMED, attended_keys, query_blocks
 from wmresearch.head_output.weights import initialize
-from wmresearch.model.attention import Attention, attention
+from wmresearch.model.attention import Attention
+from wmresearch.model.mixing import attention
 
 NOISE = 1.03
 

@@ -13,8 +13,9 @@ from wmresearch.config.model import LearnedPositions, ModelConfig, RotaryPositio
 from wmresearch.head_output.orders import QUERY_BLOCK
 from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer, make_apply
-from wmresearch.model.attention import Attention, attention
+from wmresearch.model.attention import Attention
 from wmresearch.model.layers import rotate
+from wmresearch.model.mixing import attention
 
 VOCAB = 17
 GPT2 = {"norm": "layernorm", "mlp": "gelu_tanh", "bias": True, "positions": LearnedPositions()}

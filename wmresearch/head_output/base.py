@@ -132,7 +132,7 @@ class LowRankOutput(HeadOutput):
         return read_heads(x_btkd, self.read_weight())
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
-        return jnp.einsum("bthr,hrd->btd", z_bthr, self.write_weight())
+        return write_heads(z_bthr, self.write_weight())
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
         return jnp.einsum("bthr,hrd->bthd", z_bthr, self.write_weight())
@@ -178,6 +178,12 @@ def read_heads(x_btkd: Float[Array, "b t h|1 d"], weight_dkr: Float[Array, "d k 
         return (x_btkd.reshape(b * t, d) @ weight_dkr.reshape(d, k * r)).reshape(b, t, k, r)
     grouped = x_btkd.reshape(b, t, k, heads // k, d)
     return jnp.einsum("btkgd,dkr->btkgr", grouped, weight_dkr).reshape(b, t, heads, r)
+
+
+def write_heads(z_bthr: Float[Array, "b t h r"], weight_hrd: Float[Array, "h r d"]) -> Float[Array, "b t d"]:
+    """Σ_i z_i B_i: the sum over heads is part of one large product, of `[b·t, h·r]` and `[h·r, d]`."""
+    b, t, h, r = z_bthr.shape
+    return (z_bthr.reshape(b * t, h * r) @ weight_hrd.reshape(h * r, -1)).reshape(b, t, -1)
 
 
 def low_rank_factors(read_dkr: Float[Array, "d k r"], write_hrd: Float[Array, "h r d"]) -> FactoredMatrix:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import DenseConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank
+from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Normal, weight
 
@@ -28,7 +28,7 @@ class DenseHeadOutput(WholeReading):
         super().__init__(config, model, layer, first)
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
-        return jnp.einsum("bthr,hrd->btd", z_bthr, self.map[...])
+        return write_heads(z_bthr, self.map[...])
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
         return jnp.einsum("bthr,hrd->bthd", z_bthr, self.map[...])

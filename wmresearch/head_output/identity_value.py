@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import IdentityValueConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import HeadOutput
+from wmresearch.head_output.base import HeadOutput, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Normal, weight
 
@@ -37,7 +37,7 @@ class IdentityValueHeadOutput(HeadOutput):
         return self.output[...].reshape(-1, self.width, self.output.shape[1])
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
-        return jnp.einsum("bthr,hrd->btd", z_bthr, self._output_hrd())
+        return write_heads(z_bthr, self._output_hrd())
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
         return jnp.einsum("bthr,hrd->bthd", z_bthr, self._output_hrd())

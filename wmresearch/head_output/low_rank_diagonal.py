@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import LowRankDiagonalConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import HeadOutput, full_rank, low_rank_cost, low_rank_factors, read_heads
+from wmresearch.head_output.base import HeadOutput, full_rank, low_rank_cost, low_rank_factors, read_heads, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Constant, Normal, read_axes, weight, write_axes
 
@@ -40,7 +40,7 @@ class LowRankDiagonalHeadOutput(HeadOutput):
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
         low, whole = self._parts(z_bthr)
-        return jnp.einsum("bthr,hrd->btd", low, self.factor_b[...]) + jnp.sum(whole * self._diagonal(), axis=2)
+        return write_heads(low, self.factor_b[...]) + jnp.sum(whole * self._diagonal(), axis=2)
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
         low, whole = self._parts(z_bthr)

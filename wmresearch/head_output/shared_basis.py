@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import SharedBasisConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.base import HeadOutput
+from wmresearch.head_output.base import HeadOutput, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.weights import Normal, weight
 
@@ -42,7 +42,7 @@ class SharedBasisHeadOutput(HeadOutput):
         return (x_btkd.reshape(b * t * k, d) @ self.basis_in[...]).reshape(b, t, k, -1)
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
-        return jnp.einsum("bthr,hrs->bts", z_bthr, self.core[...]) @ self.basis_out[...]
+        return write_heads(z_bthr, self.core[...]) @ self.basis_out[...]
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
         return jnp.einsum("bthr,hrs->bths", z_bthr, self.core[...]) @ self.basis_out[...]

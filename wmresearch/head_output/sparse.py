@@ -11,7 +11,7 @@ from wmresearch.algebra import FactoredMatrix
 from wmresearch.config.head_output import HeadOutputConfig, SparseConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.sparsity import Blocks
-from wmresearch.head_output.base import HeadOutput, LowRankOutput, WholeReading, full_rank, low_rank_cost
+from wmresearch.head_output.base import HeadOutput, LowRankOutput, WholeReading, full_rank, low_rank_cost, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.sparse_patterns import RandomMask, RandomPlaces, kept_count, masked
 from wmresearch.head_output.weights import Constant, MatrixAxes, Normal, buffer, weight
@@ -51,7 +51,7 @@ class SparseMap(Sparse, WholeReading):
         return masked(self.map[...], self.map_mask[...])
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
-        return jnp.einsum("bthr,hrd->btd", z_bthr, self._map())
+        return write_heads(z_bthr, self._map())
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:
         return jnp.einsum("bthr,hrd->bthd", z_bthr, self._map())

@@ -1,19 +1,18 @@
-"""Causal attention: the P_i of a layer. What the heads read and write belongs to the head output."""
+"""Causal attention: queries and keys of a layer. What the heads read and write belongs to the head output."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig, RotaryPositions
-from wmresearch.head_output import HeadOutput, Mix, make_head_output
-from wmresearch.head_output.orders import query_blocks
+from wmresearch.head_output import HeadOutput, make_head_output
 from wmresearch.head_output.weights import Normal, bias, read_axes, weight
-from wmresearch.model.layers import dropout, fold, rotate
+from wmresearch.model.layers import fold, rotate
+from wmresearch.model.mixing import attention, attention_after
 
 
 class LayerCache(NamedTuple):
@@ -74,59 +73,3 @@ def _project(x_btd: Array, weight_dhe: nnx.Param, bias_he: nnx.Param | None) -> 
     _, h, e = weight_dhe.shape
     out = (x_btd.reshape(b * t, d) @ weight_dhe.reshape(d, h * e)).reshape(b, t, h, e)
     return out if bias_he is None else out + bias_he[...][None, None]
-
-
-def attention_after(
-    query_bthe: Float[Array, "b t h e"],
-    key_bske: Float[Array, "b s k e"],
-    value_bskr: Float[Array, "b s v r"],
-    start: Int[Array, ""] | int,
-) -> Float[Array, "b t h r"]:
-    """P_i V_i for queries at positions from `start` on, each over keys and values up to its own position."""
-    b, t, h, e = query_bthe.shape
-    s, k = key_bske.shape[1:3]
-    wide = jnp.promote_types(query_bthe.dtype, jnp.float32)
-    scaled = (query_bthe * e**-0.5).reshape(b, t, k, h // k, e)
-    score = jnp.einsum("btkge,bske->bkgts", scaled, key_bske).astype(wide)
-    allowed = jnp.arange(s)[None, :] <= start + jnp.arange(t)[:, None]
-    weights = jax.nn.softmax(jnp.where(allowed[None, None, None], score, -jnp.inf), axis=-1).astype(query_bthe.dtype)
-    value_heads, r = value_bskr.shape[2:]
-    grouped = weights.reshape(b, value_heads, h // value_heads, t, s)
-    return jnp.einsum("bkgts,bskr->btkgr", grouped, value_bskr).reshape(b, t, h, r)
-
-
-def attention(
-    query_bthe: Float[Array, "b t h e"],
-    key_btke: Float[Array, "b t k e"],
-    dropout_rate: float = 0.0,
-    dropout_key: PRNGKeyArray | None = None,
-) -> Mix:
-    """The function that applies P_i = softmax(causal(Q_i K_iᵀ / √e)) to what the heads hold.
-
-    Dropout acts on the entries of P_i. The softmax is taken in float32 or better.
-    """
-    b, t, h, e = query_bthe.shape
-    k = key_btke.shape[2]
-    wide = jnp.promote_types(query_bthe.dtype, jnp.float32)
-    scaled = (query_bthe * e**-0.5).reshape(b, t, k, h // k, e)
-    blocks: list[tuple[int, Array]] = []
-    for start, end in query_blocks(t):
-        score = jnp.einsum("btkge,bske->bkgts", scaled[:, start:end], key_btke[:, :end]).astype(wide)
-        allowed = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
-        score = jnp.where(allowed[None, None, None], score, -jnp.inf)
-        weights = jax.nn.softmax(score, axis=-1).astype(query_bthe.dtype).reshape(b, h, end - start, end)
-        blocks.append((end, dropout(weights, dropout_rate, fold(dropout_key, start))))
-
-    def mix(value_bskr: Float[Array, "b s k r"]) -> Float[Array, "b t h r"]:
-        value_heads, r = value_bskr.shape[2:]
-        mixed = [
-            jnp.einsum(
-                "bkgts,bskr->btkgr",
-                weights.reshape(b, value_heads, h // value_heads, -1, end),
-                value_bskr[:, :end],
-            )
-            for end, weights in blocks
-        ]
-        return jnp.concatenate(mixed, axis=1).reshape(b, t, h, r)
-
-    return mix

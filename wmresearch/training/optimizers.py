@@ -45,7 +45,7 @@ def make_optimizer(config: Optimizer, steps: int, facts: Params) -> optax.Gradie
     before the moments: it is not clipped, and does not change how much of the loss's is. `decayed` (decay of the
     maps) is added after the moments, as decoupled weight decay is, and like that multiplied by the learning rate.
     """
-    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    clip = optax.identity() if config.clip_norm is None else _clip(config.clip_norm)
     decay = _add_decay(decay_rates(config, facts))
     parts = [clip, _add_given("added")]
     decoupled = [decay, _add_given("decayed")]
@@ -54,6 +54,21 @@ def make_optimizer(config: Optimizer, steps: int, facts: Params) -> optax.Gradie
     if isinstance(config, MuonConfig) and config.adam_learning_rate is not None:
         decoupled.append(_scale_adam(config.adam_learning_rate / config.learning_rate, _muon_labels(config, facts)))
     return optax.chain(*parts, _moments(config, facts), *decoupled, _descend(config, steps))
+
+
+def _clip(limit: float) -> optax.GradientTransformation:
+    """g · min(1, limit / ‖g‖) by the norm of all gradients together, as `optax.clip_by_global_norm`.
+
+    That divides each entry, which XLA does not repeat for each use of the result, so it writes the clipped gradient to
+    memory; a product it repeats.
+    """
+
+    def scaled(updates: Params) -> Params:
+        norm = optax.tree.norm(updates)
+        scale = jnp.where(norm < limit, 1.0, limit / norm)
+        return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates)
+
+    return optax.stateless(lambda updates, _: scaled(updates))
 
 
 def decay_rates(config: Optimizer, facts: Params) -> Params:

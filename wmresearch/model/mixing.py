@@ -1,0 +1,180 @@
+"""Applies P_i = softmax(causal(Q_i K_iᵀ / √e)) to what the heads hold.
+
+Three programs for one function. `_by_blocks` skips most of the masked half and has a backward pass of its own, since
+what autodiff makes of slices and masks takes twice as long on CPUs. With dropout the same blocks, and autodiff. On
+GPUs, in 16-bit types and where shapes allow, cuDNN's kernel, which never writes P_i to memory.
+
+P_i is of query heads h, keys have k heads and what is mixed has v; k and v divide h, and query heads that use one key
+or value head follow one another.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from wmresearch.head_output.orders import Mix, query_blocks
+from wmresearch.model.layers import dropout, fold
+
+_CUDNN_WIDTHS = 128
+"""Widest heads of cuDNN's kernel on every GPU that has it; widths are multiples of 8."""
+
+
+def attention(
+    query_bthe: Float[Array, "b t h e"],
+    key_btke: Float[Array, "b t k e"],
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Mix:
+    """The function that mixes what heads hold, each query over the positions up to its own.
+
+    Dropout acts on the entries of P_i. The softmax is taken in float32 or better.
+    """
+    scaled_bthe = query_bthe * query_bthe.shape[-1] ** -0.5
+    drops = dropout_rate > 0 and dropout_key is not None
+
+    def mix(value_btvr: Float[Array, "b t v r"]) -> Float[Array, "b t h r"]:
+        if not drops and jax.default_backend() == "gpu" and _cudnn_can(scaled_bthe, key_btke, value_btvr):
+            return of_equal_widths(scaled_bthe, key_btke, value_btvr, "cudnn")
+        query, key, value = map(_by_head, (scaled_bthe, key_btke, value_btvr))
+        if not drops:
+            return _by_head(_by_blocks(query, key, value))
+        blocks = _forward(query, key, value, dropout_rate, dropout_key)
+        return _by_head(jnp.concatenate([mixed for mixed, _ in blocks], axis=2))
+
+    return mix
+
+
+def attention_after(
+    query_bthe: Float[Array, "b t h e"],
+    key_bske: Float[Array, "b s k e"],
+    value_bsvr: Float[Array, "b s v r"],
+    start: Int[Array, ""] | int,
+) -> Float[Array, "b t h r"]:
+    """The same for queries at positions from `start` on, over keys and values up to each one's own position."""
+    t, s = query_bthe.shape[1], key_bske.shape[1]
+    query_bhte, key_bkse, value_bvsr = map(_by_head, (query_bthe, key_bske, value_bsvr))
+    allowed_ts = jnp.arange(s)[None, :] <= start + jnp.arange(t)[:, None]
+    weights_bhts = _weights(query_bhte * query_bthe.shape[-1] ** -0.5, key_bkse, allowed_ts)
+    return _by_head(_mixed(weights_bhts, value_bvsr))
+
+
+def _by_head(x: Float[Array, "b t h r"]) -> Float[Array, "b h t r"]:
+    """Each head's positions together, and back: products by heads are faster on matrices that lie together."""
+    return jnp.swapaxes(x, 1, 2)
+
+
+def _grouped(x_bhtr: Float[Array, "b h t r"], k: int) -> Float[Array, "b k g t r"]:
+    """Query heads by the key or value head that they use."""
+    b, h, t, r = x_bhtr.shape
+    return x_bhtr.reshape(b, k, h // k, t, r)
+
+
+def _weights(
+    query_bhte: Float[Array, "b h t e"], key_bkse: Float[Array, "b k s e"], allowed_ts: Array
+) -> Float[Array, "b h t s"]:
+    """Rows of P_i, for scaled queries."""
+    b, h, t, _ = query_bhte.shape
+    _, k, s, _ = key_bkse.shape
+    wide = jnp.promote_types(query_bhte.dtype, jnp.float32)
+    score = jnp.einsum("bkgte,bkse->bkgts", _grouped(query_bhte, k), key_bkse, preferred_element_type=wide)
+    masked = score + jnp.where(allowed_ts, 0, -jnp.inf).astype(wide)[None, None, None]
+    return jax.nn.softmax(masked, axis=-1).astype(query_bhte.dtype).reshape(b, h, t, s)
+
+
+def _mixed(weights_bhts: Float[Array, "b h t s"], value_bvsr: Float[Array, "b v s r"]) -> Float[Array, "b h t r"]:
+    b, h, t, _ = weights_bhts.shape
+    _, v, _, r = value_bvsr.shape
+    return jnp.einsum("bvgts,bvsr->bvgtr", _grouped(weights_bhts, v), value_bvsr).reshape(b, h, t, r)
+
+
+def _forward(
+    query_bhte: Float[Array, "b h t e"],
+    key_bkte: Float[Array, "b k t e"],
+    value_bvtr: Float[Array, "b v t r"],
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+) -> list[tuple[Array, Array]]:
+    """What each block of queries mixes, and its rows of P_i."""
+    out = []
+    for start, end in query_blocks(query_bhte.shape[2]):
+        allowed = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
+        weights = _weights(query_bhte[:, :, start:end], key_bkte[:, :, :end], allowed)
+        weights = dropout(weights, dropout_rate, fold(dropout_key, start))
+        out.append((_mixed(weights, value_bvtr[:, :, :end]), weights))
+    return out
+
+
+@jax.custom_vjp
+def _by_blocks(
+    query_bhte: Float[Array, "b h t e"], key_bkte: Float[Array, "b k t e"], value_bvtr: Float[Array, "b v t r"]
+) -> Float[Array, "b h t r"]:
+    """P_i V_i for scaled queries, block by block of queries."""
+    return _by_blocks_forward(query_bhte, key_bkte, value_bvtr)[0]
+
+
+def _by_blocks_forward(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array, Array, list[Array]]]:
+    blocks = _forward(query, key, value)
+    out = jnp.concatenate([mixed for mixed, _ in blocks], axis=2)
+    return out, (query, key, value, [weights for _, weights in blocks])
+
+
+def _by_blocks_backward(kept: tuple[Array, Array, Array, list[Array]], slope: Array) -> tuple[Array, Array, Array]:
+    """With Y = P V and dP = dY Vᵀ: dV = Pᵀ dY, dS = P ∘ (dP − rowsum(P ∘ dP)), dQ = dS K, dK = dSᵀ Q.
+
+    S are the scores. Dao et al. 2022 (arXiv 2205.14135), appendix B.4, without computing P again.
+    """
+    query, key, value, weights_of_blocks = kept
+    t, k, v = query.shape[2], key.shape[1], value.shape[1]
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    d_query: list[Array] = []
+    d_key: list[Array] = []
+    d_value: list[Array] = []
+    for (start, end), weights in zip(query_blocks(t), weights_of_blocks, strict=True):
+        d_mixed = _grouped(slope[:, :, start:end], v)
+        d_weights = jnp.einsum("bvgtr,bvsr->bvgts", d_mixed, value[:, :, :end], preferred_element_type=wide)
+        d_weights = d_weights.reshape(weights.shape)
+        d_score = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
+        d_score = d_score.astype(query.dtype)
+        by_key = _grouped(d_score, k)
+        d_query.append(jnp.einsum("bkgts,bkse->bkgte", by_key, key[:, :, :end]).reshape(query[:, :, start:end].shape))
+        d_key.append(jnp.einsum("bkgte,bkgts->bkes", _grouped(query[:, :, start:end], k), by_key))
+        d_value.append(jnp.einsum("bvgtr,bvgts->bvrs", d_mixed, _grouped(weights, v)))
+    return jnp.concatenate(d_query, axis=2), _summed(d_key), _summed(d_value)
+
+
+_by_blocks.defvjp(_by_blocks_forward, _by_blocks_backward)
+
+
+def _summed(blocks: list[Float[Array, "b k e s"]]) -> Float[Array, "b k t e"]:
+    """The sum over blocks of queries, each of which has seen the positions up to its own end."""
+    starts = [start for start, _ in query_blocks(blocks[-1].shape[-1])]
+    columns = []
+    for index, (start, last) in enumerate(zip(starts, blocks, strict=True)):
+        end = last.shape[-1]
+        columns.append(sum((block[..., start:end] for block in blocks[index + 1 :]), last[..., start:end]))
+    return jnp.swapaxes(jnp.concatenate(columns, axis=-1), 2, 3)
+
+
+def _cudnn_can(query: Array, key: Array, value: Array) -> bool:
+    widest = max(query.shape[-1], value.shape[-1])
+    return query.dtype in (jnp.bfloat16, jnp.float16) and key.shape[2] == value.shape[2] and widest <= _CUDNN_WIDTHS
+
+
+def of_equal_widths(
+    query_bthe: Float[Array, "b t h e"],
+    key_btke: Float[Array, "b t k e"],
+    value_btkr: Float[Array, "b t k r"],
+    implementation: Literal["cudnn", "xla"],
+) -> Float[Array, "b t h r"]:
+    """P_i V_i for scaled queries by `jax.nn.dot_product_attention`, where e and r become one width through zeros."""
+    r = value_btkr.shape[-1]
+    width = -8 * (-max(query_bthe.shape[-1], r) // 8)
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1])))
+    mixed = jax.nn.dot_product_attention(
+        pad(query_bthe), pad(key_btke), pad(value_btkr), is_causal=True, scale=1.0, implementation=implementation
+    )
+    return mixed[..., :r]
