@@ -1,4 +1,4 @@
-"""Activations of the MLP whose backward pass keeps the derivative, in place of computing it again.
+"""Activations of the MLP whose backward pass keeps their transcendental part, in place of computing it again.
 
 Without this XLA takes the forward formula (erf, exp, tanh) apart and computes it again within the products of the
 backward pass, which on CPUs costs more than the products themselves. The values are the plain ones.
@@ -7,51 +7,58 @@ backward pass, which on CPUs costs more than the products themselves. The values
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
-
-ValueAndSlope = Callable[[Array], tuple[Array, Array]]
+from jaxtyping import Array
 
 
-def _gelu(x: Float[Array, "*n"]) -> tuple[Array, Array]:
-    """With Φ and φ of the standard normal, x Φ(x); slope Φ(x) + x φ(x). Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
-    below = jax.lax.erfc(-x * 0.5**0.5) / 2
-    density = jnp.exp(-x * x / 2) * (2 * jnp.pi) ** -0.5
-    return x * below, below + x * density
+class _Formula(NamedTuple):
+    """f(x) by way of u(x), which is dear; f and f' from x and u are cheap."""
+
+    u: Callable[[Array], Array]
+    value: Callable[[Array, Array], Array]
+    slope: Callable[[Array, Array], Array]
 
 
-def _gelu_tanh(x: Float[Array, "*n"]) -> tuple[Array, Array]:
-    """½ x (1 + u), u = tanh(√(2/π) (x + 0.044715 x³)): GPT-2's approximation."""
-    scale, cubic = (2 / jnp.pi) ** 0.5, 0.044715
-    u = jnp.tanh(scale * (x + cubic * x**3))
-    inner = scale * (1 + 3 * cubic * x * x)
-    return x * (1 + u) / 2, (1 + u) / 2 + x * (1 - u * u) * inner / 2
+_SCALE, _CUBIC = (2 / jnp.pi) ** 0.5, 0.044715
+
+_GELU = _Formula(
+    lambda x: jax.lax.erfc(-x * 0.5**0.5) / 2,
+    lambda x, u: x * u,
+    lambda x, u: u + x * jnp.exp(-x * x / 2) * (2 * jnp.pi) ** -0.5,
+)
+"""With Φ and φ of the standard normal, x Φ(x); slope Φ(x) + x φ(x). Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
+
+_GELU_TANH = _Formula(
+    lambda x: jnp.tanh(_SCALE * (x + _CUBIC * x**3)),
+    lambda x, u: x * (1 + u) / 2,
+    lambda x, u: (1 + u) / 2 + x * (1 - u * u) * _SCALE * (1 + 3 * _CUBIC * x * x) / 2,
+)
+"""½ x (1 + u), u = tanh(√(2/π) (x + 0.044715 x³)): GPT-2's approximation."""
+
+_SILU = _Formula(jax.nn.sigmoid, lambda x, u: x * u, lambda x, u: u * (1 + x * (1 - u)))
+"""With s = 1 / (1 + exp(−x)), x s; slope s (1 + x (1 − s))."""
 
 
-def _silu(x: Float[Array, "*n"]) -> tuple[Array, Array]:
-    """With s = 1 / (1 + exp(−x)), x s; slope s (1 + x (1 − s))."""
-    s = jax.nn.sigmoid(x)
-    return x * s, s * (1 + x * (1 - s))
-
-
-def _keeping_slope(both: ValueAndSlope) -> Callable[[Array], Array]:
+def _keeping_u(formula: _Formula) -> Callable[[Array], Array]:
     @jax.custom_vjp
     def activation(x: Array) -> Array:
-        return both(x)[0]
+        return formula.value(x, formula.u(x))
 
-    def forward(x: Array) -> tuple[Array, Array]:
-        return jax.lax.optimization_barrier(both(x))  # or XLA would compute the slope again where it is used
+    def forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+        u = jax.lax.optimization_barrier(formula.u(x))  # or XLA would compute it again where it is used
+        return formula.value(x, u), (x, u)
 
-    activation.defvjp(forward, lambda slope, cotangent: (slope * cotangent,))
+    activation.defvjp(forward, lambda kept, cotangent: (cotangent * formula.slope(*kept),))
     return activation
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": _keeping_slope(_gelu),
-    "gelu_tanh": _keeping_slope(_gelu_tanh),
+    "gelu": _keeping_u(_GELU),
+    "gelu_tanh": _keeping_u(_GELU_TANH),
     "relu": jax.nn.relu,
-    "swiglu": _keeping_slope(_silu),
+    "swiglu": _keeping_u(_SILU),
 }
 """By the config's name of the MLP; of `swiglu` that of its gate."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -27,12 +29,36 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        if self.centre:
-            wide -= wide.mean(-1, keepdims=True)
-        normed = (wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + _EPSILON)).astype(x.dtype)
+        normed = normalize(wide, self.centre).astype(x.dtype)
         shape = (1,) * (x.ndim - 1) + (-1,)
         normed *= self.gain[...].reshape(shape)
         return normed if self.bias is None else normed + self.bias[...].reshape(shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def normalize(x: Float[Array, "... d"], centre: bool) -> Float[Array, "... d"]:
+    """x̂ = c / √(mean c² + ε) with c = x − mean x, or c = x without `centre`.
+
+    The backward pass keeps x̂ and reads it once more: dx = (dx̂ − mean dx̂ − x̂ mean(x̂ dx̂)) / √(mean c² + ε), without
+    the first mean where there is no centre. Autodiff passes over the array twice as often.
+    """
+    return _normalize_forward(x, centre)[0]
+
+
+def _normalize_forward(x: Array, centre: bool) -> tuple[Array, tuple[Array, Array]]:
+    centred = x - x.mean(-1, keepdims=True) if centre else x
+    scale = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + _EPSILON)
+    return centred * scale, (centred * scale, scale)
+
+
+def _normalize_backward(centre: bool, kept: tuple[Array, Array], slope: Array) -> tuple[Array]:
+    normed, scale = kept
+    along = jnp.mean(normed * slope, axis=-1, keepdims=True)
+    mean = slope.mean(-1, keepdims=True) if centre else 0
+    return (scale * (slope - mean - normed * along),)
+
+
+normalize.defvjp(_normalize_forward, _normalize_backward)
 
 
 def rotate(x_bthe: Float[Array, "b t h e"], theta: float, start: Int[Array, ""] | int = 0) -> Float[Array, "b t h e"]:

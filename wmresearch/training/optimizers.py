@@ -57,7 +57,7 @@ def make_optimizer(config: Optimizer, steps: int, facts: Params) -> optax.Gradie
 
 
 def _clip(limit: float) -> optax.GradientTransformation:
-    """g · min(1, limit / ‖g‖) by the norm of all gradients together, as `optax.clip_by_global_norm`.
+    """The gradient g · min(1, limit / ‖g‖) by the norm of all gradients together, as `optax.clip_by_global_norm`.
 
     That divides each entry, which XLA does not repeat for each use of the result, so it writes the clipped gradient to
     memory; a product it repeats.
