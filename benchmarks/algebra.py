@@ -28,7 +28,7 @@ from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig
 from wmresearch.head_output.weights import initialize
-from wmresearch.model import Transformer, make_apply
+from wmresearch.model import Transformer, make_nats
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import parameter_facts
 from wmresearch.training.step import Keys, make_loss, make_state, make_step
@@ -143,7 +143,7 @@ def share_of_a_step(rounds: int) -> list[str]:
     config = AdamWConfig(learning_rate=1e-3)
     optimizer = make_optimizer(config, 100, parameter_facts(transformer))
     schedule = make_schedule(config.schedule, config.learning_rate, 100)
-    step = jax.jit(make_step(make_loss(make_apply(transformer, model.dtype)), optimizer, schedule))
+    step = jax.jit(make_step(make_loss(make_nats(transformer, model.dtype)), optimizer, schedule))
     state = make_state(initialize(transformer, jax.random.key(0)), optimizer)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 65, (8, 257)), jnp.int32)
     rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from wmresearch.config import load_run
 from wmresearch.config.head_output import DenseConfig, FactorizedConfig, KroneckerConfig, StandardConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.weights import count, initialize
-from wmresearch.model import Transformer, make_apply
+from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.model.cost import head_output_weights, model_cost
 from wmresearch.training.step import make_loss
 
@@ -63,7 +63,7 @@ def test_flops_are_those_of_the_compiled_training_step(head_output):
     """
     model = config(context=128, head_output=head_output)
     transformer = Transformer(model, 50)
-    loss = make_loss(make_apply(transformer, "float32"))
+    loss = make_loss(make_nats(transformer, "float32"))
     params = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((2, model.context + 1), jnp.int32)
     step = jax.jit(jax.value_and_grad(loss, has_aux=True))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sweeps.mini import wm
 from wmresearch.head_output.weights import Params
-from wmresearch.model import make_apply
+from wmresearch.model import make_nats
 from wmresearch.reports.spectrum import read_spectrum
 from wmresearch.reports.surgery import measure_surgery, render_surgery
 from wmresearch.reports.trained_run import open_run
@@ -29,7 +29,7 @@ def surgery(opened):
 
 
 def loss_of(run, params: Params) -> float:
-    evaluate = make_evaluate(make_apply(run.transformer, "float32"))
+    evaluate = make_evaluate(make_nats(run.transformer, "float32"))
     return make_evaluator(evaluate, run.corpus.splits["validation"], run.config.model.context)(params).loss
 
 
@@ -104,7 +104,7 @@ def test_cut_maps_cost_what_cut_weights_cost(opened, surgery):
         attention["key"] = np.repeat(np.asarray(attention["key"]), 2, axis=1)
         attention["key_bias"] = np.repeat(np.asarray(attention["key_bias"]), 2, axis=0)
     transformer = Transformer(model.model_copy(update=keys), opened.corpus.tokenizer.vocab_size)
-    evaluate = make_evaluate(make_apply(transformer, "float32"))
+    evaluate = make_evaluate(make_nats(transformer, "float32"))
     evaluator = make_evaluator(evaluate, opened.corpus.splits["validation"], model.context)
     expected = evaluator(opened.params | {"blocks": blocks}).loss
     assert outcome(surgery, 0, 2) == pytest.approx(expected, rel=1e-6)

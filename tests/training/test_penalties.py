@@ -12,7 +12,7 @@ from tests.training.examples import config
 from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.penalty import Penalty
 from wmresearch.head_output.weights import initialize, join
-from wmresearch.model import Transformer, make_apply
+from wmresearch.model import Transformer, make_nats
 from wmresearch.model.maps import make_maps
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import head_outputs, parameter_facts
@@ -75,7 +75,7 @@ def test_the_update_is_that_of_the_clipped_loss_gradient_plus_the_penalties(mode
     optimizer = make_optimizer(chosen, 5, parameter_facts(transformer))
     schedule = make_schedule(chosen.schedule, chosen.learning_rate, 5)
     configs = [penalty({"kind": "nuclear"}), penalty({"kind": "frobenius"}, 0.5)]
-    loss, maps = make_loss(make_apply(transformer, "float64")), make_maps(transformer)
+    loss, maps = make_loss(make_nats(transformer, "float64")), make_maps(transformer)
     added = Penalties(configs, maps, 5, 2, head_outputs(transformer))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 31, (3, model.model.context + 1)))
     state = make_state(params, optimizer)

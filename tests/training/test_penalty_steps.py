@@ -31,7 +31,7 @@ def test_between_its_steps_the_gradient_of_the_last_computed_one_is_added_as_it_
             penalties=[{"kind": "frobenius", "strength": 3.0, "every": 3, "schedule": {"kind": "warmup", "steps": 4}}],
         )  # fmt: skip
         states, metrics = walk(chosen, drawn(chosen), 5)
-        loss = make_loss(chosen.apply)
+        loss = make_loss(chosen.nats)
         decay = lambda params: penalties.frobenius(chosen.penalties.maps(params))
         options = {"compiler_options": FAST_TO_COMPILE}
         of_loss = jax.jit(jax.grad(lambda params, tokens: loss(params, tokens, None)[0]), **options)

@@ -11,7 +11,7 @@ from tests.training.examples import same
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig, CosineSchedule
 from wmresearch.head_output.weights import initialize
-from wmresearch.model import Transformer, make_apply
+from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import ParameterFacts
 from wmresearch.training.randomness import Purpose, purpose_key, step_key
@@ -40,8 +40,8 @@ class RealModel:
         shape = {"d_model": 8, "n_layers": 1, "n_heads": 2, "context": CONTEXT}
         self.transformer = Transformer(ModelConfig(**shape, dtype="float64", param_dtype="float64"), VOCAB)
         self.apply = jax.jit(make_apply(self.transformer, "float64"))
-        self.loss = jax.jit(make_loss(self.apply))
-        self.evaluate = make_evaluate(self.apply)
+        nats = make_nats(self.transformer, "float64")
+        self.loss, self.evaluate = jax.jit(make_loss(nats)), make_evaluate(nats)
         abstract = jax.eval_shape(lambda: initialize(self.transformer, jax.random.key(0)))
         draw = np.random.default_rng(1)
         self.params = jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0.1, 0.2, leaf.shape)), abstract)

@@ -63,8 +63,7 @@ def test_at_full_rank_it_is_the_same_function(source, text):
     np.testing.assert_allclose(one, other, atol=1e-5)
     split = load_corpus(of.data).splits["validation"]
     losses = [
-        make_evaluator(make_evaluate(each.apply), split, 16)(p).loss
-        for each, p in ((program, params), (given, trained))
+        make_evaluator(make_evaluate(each.nats), split, 16)(p).loss for each, p in ((program, params), (given, trained))
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     summary = json.loads((path / "summary.json").read_text())

@@ -60,6 +60,9 @@ class OptimizerConfig(Config):
     """At the peak of the schedule."""
     betas: Annotated[tuple[float, float], AllowList] = (0.9, 0.95)
     """Of Adam's two moments."""
+    momentum_dtype: Literal["bfloat16", "float32"] | None = None
+    """Type in which Adam's first moment and Muon's momentum are kept; null: that of the parameters. The second moment
+    keeps theirs: its steps of 1 − β₂ are less than bfloat16 resolves."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Of matrices, not of biases, gains or vectors. Multiplied by the learning rate, as in PyTorch and optax."""
     decay_of: DecayOf = DecayOf()

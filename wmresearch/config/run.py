@@ -12,7 +12,7 @@ from wmresearch.config.data import DataConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import Optimizer
 from wmresearch.config.penalty import GroupLassoPenalty, Penalty, ProximalPenaltyConfig
-from wmresearch.config.training import ParallelConfig, TrackingConfig, TrainingConfig
+from wmresearch.config.training import ExecutionConfig, ParallelConfig, TrackingConfig, TrainingConfig
 
 
 class RunConfig(Config):
@@ -24,6 +24,7 @@ class RunConfig(Config):
     penalties: Annotated[tuple[Penalty, ...], AllowList] = ()
     """Penalties on the heads' maps W_M, added to the loss."""
     training: TrainingConfig
+    execution: Annotated[ExecutionConfig, Operational()] = ExecutionConfig()
     parallel: Annotated[ParallelConfig, Operational()] = ParallelConfig()
     tracking: Annotated[TrackingConfig, Operational()] = TrackingConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)

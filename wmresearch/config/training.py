@@ -28,6 +28,18 @@ class TrainingConfig(Config):
     """Newest checkpoints kept."""
 
 
+class ExecutionConfig(Config):
+    """How a step is carried out: what it takes of memory and of compilation. Changes no more than rounding."""
+
+    remat: Literal["none", "products", "layers"] = "none"
+    """What the backward pass computes again in place of keeping it: nothing; all but the products with weights; or all
+    within a layer (Chen et al. 2016, arXiv 1604.06174)."""
+    scan_layers: bool = False
+    """One compiled program for all layers of equal shapes, in place of one for each: compiles faster, runs slower."""
+    logits_block: int | None = Field(default=None, ge=1)
+    """Tokens whose logits are held at a time, for large vocabularies; null: all of a batch."""
+
+
 class ParallelConfig(Config):
     """Where a run is placed. Does not change what it computes."""
 

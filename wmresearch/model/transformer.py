@@ -11,14 +11,19 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import LearnedPositions, ModelConfig
+from wmresearch.config.training import ExecutionConfig
 from wmresearch.head_output import HeadOutput
 from wmresearch.head_output.weights import Normal, Params, cast_floats, weight
 from wmresearch.model.attention import Attention, LayerCache
+from wmresearch.model.execution import cross_entropy, through_layers
 from wmresearch.model.layers import Norm, dropout, fold
 from wmresearch.model.mlp import Mlp
 
 Apply: TypeAlias = Callable[[Params, Int[Array, "b t"], PRNGKeyArray | None], Float[Array, "b t v"]]
 """(parameters, tokens, dropout key or None) → logits, in float32 or better."""
+
+Nats: TypeAlias = Callable[[Params, Int[Array, "b t"], Int[Array, "b t"], PRNGKeyArray | None], Float[Array, "b t"]]
+"""(parameters, tokens, targets, dropout key or None) → cross-entropy of each target in nats."""
 
 
 class Block(nnx.Module):
@@ -51,7 +56,7 @@ class Transformer(nnx.Module):
     Its parameters are declared, not made (`head_output.weights`): `initialize` makes them, `make_apply` runs them.
     """
 
-    def __init__(self, model: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, model: ModelConfig, vocab_size: int, execution: ExecutionConfig | None = None) -> None:
         d, std, dtype = model.d_model, model.init_std, model.param_dtype
         self.embedding = weight((vocab_size, d), Normal(std), dtype)
         learned = isinstance(model.positions, LearnedPositions)
@@ -62,16 +67,25 @@ class Transformer(nnx.Module):
         self.final_norm = Norm(model)
         self.logits = None if model.tie_embeddings else weight((d, vocab_size), Normal(std), dtype)
         self.dropout = model.dropout
+        self.execution = execution or ExecutionConfig()
 
     def __call__(self, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
+        return self._logits(self._residual(tokens_bt, key))
+
+    def nats(
+        self, tokens_bt: Int[Array, "b t"], targets_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None
+    ) -> Float[Array, "b t"]:
+        """Cross-entropy of each target."""
+        return cross_entropy(self._logits, self._residual(tokens_bt, key), targets_bt, self.execution.logits_block)
+
+    def _residual(self, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None) -> Float[Array, "b t d"]:
+        """The residual stream after the last layer."""
         t = tokens_bt.shape[1]
         x_btd = self.embedding[...][tokens_bt]
         if self.positions is not None:
             x_btd = x_btd + self.positions[...][None, :t]
         x_btd = dropout(x_btd, self.dropout, fold(key, 0))
-        for index, block in enumerate(self.blocks):
-            x_btd = block(x_btd, fold(key, 1 + index))
-        return self._logits(x_btd)
+        return through_layers(self.blocks, x_btd, key, self.execution)
 
     def continue_with(
         self, tokens_bt: Int[Array, "b t"], cache: Sequence[LayerCache], start: Int[Array, ""] | int
@@ -102,3 +116,15 @@ def make_apply(transformer: Transformer, dtype: str) -> Apply:
         return nnx.merge(graph, cast_floats(params, lambda _: dtype))(tokens_bt, key)
 
     return apply
+
+
+def make_nats(transformer: Transformer, dtype: str) -> Nats:
+    """The cross-entropy of the model as a pure function of its parameters; the computation is done in `dtype`."""
+    graph, _ = nnx.split(transformer)
+
+    def nats(
+        params: Params, tokens_bt: Int[Array, "b t"], targets_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None
+    ) -> Float[Array, "b t"]:
+        return nnx.merge(graph, cast_floats(params, lambda _: dtype)).nats(tokens_bt, targets_bt, key)
+
+    return nats

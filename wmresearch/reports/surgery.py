@@ -13,7 +13,7 @@ import numpy as np
 
 from wmresearch.config import ConfigError, Problem
 from wmresearch.head_output.weights import Params
-from wmresearch.model import Transformer, make_apply
+from wmresearch.model import Transformer, make_nats
 from wmresearch.model.surgery import dense_config, make_read_heads, operate, weakest
 from wmresearch.reports.markdown import pipe_table
 from wmresearch.reports.numbers import plus_minus
@@ -102,7 +102,7 @@ def _refuse_out_of_range(run: TrainedRun, drops: Sequence[int], ranks: Sequence[
 
 def _loss_of(run: TrainedRun, transformer: Transformer) -> Callable[[Params], float]:
     dtype = "float64" if run.config.model.dtype == "float64" else "float32"
-    evaluate = make_evaluate(make_apply(transformer, dtype))
+    evaluate = make_evaluate(make_nats(transformer, dtype))
     evaluator = make_evaluator(evaluate, run.corpus.splits["validation"], run.config.model.context)
     return lambda params: evaluator(params).loss
 

@@ -120,7 +120,7 @@ def _run(
     per_dispatch = min(training.steps_per_dispatch, training.steps)
     room = max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
     dispatch = make_dispatch(program.step, room)
-    evaluate = make_evaluate(program.apply)
+    evaluate = make_evaluate(program.nats)
     validate = make_evaluator(evaluate, corpus.splits["validation"], context)
     measure = make_diagnostics(program.transformer)
     effective = effective_decay(config.optimizer, program.transformer)

@@ -83,7 +83,7 @@ def decay_rates(config: Optimizer, facts: Params) -> Params:
 
 def _moments(config: Optimizer, facts: Params) -> optax.GradientTransformation:
     """The direction of a step, to be multiplied by the learning rate."""
-    adam = optax.scale_by_adam(*config.betas)
+    adam = optax.scale_by_adam(*config.betas, mu_dtype=config.momentum_dtype)
     if isinstance(config, AdamWConfig):
         return adam
     axes = jax.tree.map(lambda about: _muon_axes(config, about), facts)
@@ -94,7 +94,7 @@ def _moments(config: Optimizer, facts: Params) -> optax.GradientTransformation:
     )
     muon = _viewed(
         optax.chain(
-            scale_by_muon(beta=config.momentum, weight_dimension_numbers=numbers),
+            scale_by_muon(beta=config.momentum, weight_dimension_numbers=numbers, mu_dtype=config.momentum_dtype),
             optax.stateless(lambda updates, _: _times_shape_factor(config, updates, axes)),
         ),
         axes,

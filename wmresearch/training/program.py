@@ -13,9 +13,9 @@ from wmresearch.config.head_output import FactorizedConfig, SparseConfig
 from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
 from wmresearch.head_output.weights import Params, declared, initialize
-from wmresearch.model import Transformer, make_apply
+from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.model.maps import make_maps
-from wmresearch.model.transformer import Apply
+from wmresearch.model.transformer import Apply, Nats
 from wmresearch.training.optimizers import make_optimizer, make_schedule, muon_shape_factors
 from wmresearch.training.parameters import head_outputs, parameter_facts, trained
 from wmresearch.training.penalties import Penalties, make_map_decay
@@ -34,6 +34,7 @@ class Program:
     transformer: Transformer
     vocab_size: int
     apply: Apply
+    nats: Nats
     optimizer: optax.GradientTransformationExtraArgs
     parts: Parts
     penalties: Penalties | None
@@ -84,8 +85,8 @@ class Program:
 def make_program(config: RunConfig, vocab_size: int) -> Program:
     """The functions of a run; nothing is computed yet."""
     steps, chosen = config.training.steps, config.optimizer
-    transformer = Transformer(config.model, vocab_size)
-    apply = make_apply(transformer, config.model.dtype)
+    transformer = Transformer(config.model, vocab_size, config.execution)
+    nats, apply = make_nats(transformer, config.model.dtype), make_apply(transformer, config.model.dtype)
     maps, own = make_maps(transformer), head_outputs(transformer)
     by_step = [
         penalty
@@ -112,5 +113,5 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
         trained=trained(transformer),
     )
     schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
-    step = make_step(make_loss(apply), optimizer, schedule, parts)
-    return Program(config, transformer, vocab_size, apply, optimizer, parts, penalties, step)
+    step = make_step(make_loss(nats), optimizer, schedule, parts)
+    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, penalties, step)

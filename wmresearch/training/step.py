@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from wmresearch.head_output.weights import Params, join, split
-from wmresearch.model.transformer import Apply
+from wmresearch.model.transformer import Nats
 from wmresearch.training.randomness import step_key
 
 Metrics: TypeAlias = dict[str, Array]
@@ -43,12 +43,11 @@ Dispatch: TypeAlias = Callable[[TrainState, Int[Array, "k b t1"], int, Keys], tu
 """(state, token batches, how many of them to use, keys) → state after so many steps, metrics of each `[k]`."""
 
 
-def make_loss(apply: Apply) -> Loss:
+def make_loss(nats: Nats) -> Loss:
     """Mean cross-entropy in nats per token over a batch."""
 
     def loss(params: Params, tokens: Int[Array, "b t1"], key: PRNGKeyArray | None) -> tuple[Array, Metrics]:
-        logits = apply(params, tokens[:, :-1], key)
-        value = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+        value = nats(params, tokens[:, :-1], tokens[:, 1:], key).mean()
         return value, {"train_loss": value}
 
     return loss
@@ -159,14 +158,13 @@ Evaluate: TypeAlias = Callable[
 """(parameters, inputs, targets, mask) → summed cross-entropy of each batch in nats."""
 
 
-def make_evaluate(apply: Apply) -> Evaluate:
+def make_evaluate(nats: Nats) -> Evaluate:
     """Summed cross-entropy over the unmasked targets of several batches, one after another, without dropout."""
 
     def evaluate(params: Params, inputs: Array, targets: Array, mask: Array) -> Float[Array, " k"]:
         def batch(arrays: tuple[Array, Array, Array]) -> Float[Array, ""]:
             inputs, targets, mask = arrays
-            nats = optax.softmax_cross_entropy_with_integer_labels(apply(params, inputs, None), targets)
-            return jnp.where(mask, nats, 0).sum()
+            return jnp.where(mask, nats(params, inputs, targets, None), 0).sum()
 
         return jax.lax.map(batch, (inputs, targets, mask))
 
