@@ -31,7 +31,7 @@ from wmresearch.reports.bench import model_flops_per_step
 from wmresearch.training.program import make_program
 from wmresearch.training.step import make_dispatch
 
-VOCAB, STEPS = 256, 4
+VOCAB, STEPS = 256, 16
 SHAPES = {
     128: {"d_model": 128, "n_layers": 4, "n_heads": 4, "context": 64, "batch": 12},
     256: {"d_model": 256, "n_layers": 4, "n_heads": 8, "context": 256, "batch": 8},

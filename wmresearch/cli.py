@@ -220,8 +220,9 @@ def bench(
     from wmresearch.config import load_run
     from wmresearch.reports.bench import bench as measure
     from wmresearch.reports.bench import bench_listing, parameters_of
+    from wmresearch.training.custom_kind import ask_custom
 
-    loaded = load_run(config, overrides or [])
+    loaded = load_run(config, overrides or [], ask_custom)
     line = ProgressLine()
     found = measure(loaded, rounds, line.update)
     line.close()

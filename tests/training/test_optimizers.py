@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.training.programs import batch, drawn, program, state_at
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig, ConstantSchedule, CosineSchedule, LinearSchedule
 from wmresearch.head_output.weights import initialize
@@ -88,6 +89,25 @@ def test_the_optimizer_is_adamw_with_decay_on_marked_parameters_and_clipping_by_
         for name, value in params.items():
             np.testing.assert_allclose(ours[name], value, rtol=1e-11, err_msg=f"{name} after step {step + 1}")
     assert min(norms) < 1.0 < max(norms), "both sides of clipping have to be seen"
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_momentum_in_bfloat16_leaves_the_second_moment_as_it_is(kind):
+    optimizer = {"kind": kind, "learning_rate": 1e-2}
+    small, full = (program(optimizer=optimizer | {"momentum_dtype": dtype}) for dtype in ("bfloat16", None))
+
+    def types(made):
+        leaves = jax.tree_util.tree_leaves_with_path(made.state_like().optimizer)
+        return {jax.tree_util.keystr(path): leaf.dtype.name for path, leaf in leaves if leaf.ndim}
+
+    halved = {path for path, dtype in types(small).items() if dtype == "bfloat16"}
+    assert halved == {path for path in types(full) if ".mu" in path} and len(halved) > 4
+    assert all(types(full)[path] == dtype for path, dtype in types(small).items() if path not in halved)
+
+    start = drawn(full)
+    one, other = (jax.jit(made.step)(state_at(made, start), batch(0), made.keys())[0] for made in (small, full))
+    for before, small_leaf, full_leaf in zip(*map(jax.tree.leaves, (start, one.params, other.params)), strict=True):
+        np.testing.assert_allclose(small_leaf - before, full_leaf - before, rtol=0.02, atol=2e-4)
 
 
 def test_without_a_gradient_only_weight_decay_moves_and_only_matrices():

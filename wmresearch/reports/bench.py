@@ -22,8 +22,6 @@ from wmresearch.training.program import make_program
 from wmresearch.training.runtime import prepare_runtime
 from wmresearch.training.step import make_dispatch
 
-STEPS = 4
-"""Training steps that one call of the compiled program makes."""
 _PRODUCT_SIZE = {"cpu": 2048}
 """Rows of the square matrices whose product is timed; 8192 on accelerators."""
 
@@ -49,12 +47,13 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
     program = make_program(config, vocab_size)
     batch, context = config.data.batch_size, config.model.context
     draw = np.random.default_rng(0)
-    tokens = jnp.asarray(draw.integers(0, vocab_size, (STEPS, batch, context + 1)), jnp.int32)
+    steps = max(config.training.steps_per_dispatch, 2)  # as in training
+    tokens = jnp.asarray(draw.integers(0, vocab_size, (steps, batch, context + 1)), jnp.int32)
     state = program.initial_state()
     report("compiling")
     started = time.perf_counter()
-    jitted: Any = make_dispatch(program.step, STEPS)
-    dispatch = jitted.lower(state, tokens, STEPS, program.keys()).compile()
+    jitted: Any = make_dispatch(program.step, steps)
+    dispatch = jitted.lower(state, tokens, steps, program.keys()).compile()
     compiled = time.perf_counter() - started
     size = _PRODUCT_SIZE.get(jax.default_backend(), 8192)
     matrix = jnp.asarray(draw.standard_normal((size, size)), config.model.dtype)
@@ -64,9 +63,9 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
     for index in range(rounds + 1):
         report(f"round {index} of {rounds}")
         started = time.perf_counter()
-        state, metrics = dispatch(state, tokens, STEPS, program.keys())
+        state, metrics = dispatch(state, tokens, steps, program.keys())
         jax.block_until_ready((state, metrics))
-        times["step"].append((time.perf_counter() - started) / STEPS)
+        times["step"].append((time.perf_counter() - started) / steps)
         started = time.perf_counter()
         product(matrix).block_until_ready()
         times["product"].append(time.perf_counter() - started)
