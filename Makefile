@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UV := UV_PYTHON_DOWNLOADS=never $(BIN)/uv --quiet
 
-.PHONY: quickstart setup lint test schema lock clean
+.PHONY: quickstart setup lint test bench schema lock clean
 
 quickstart: setup ## The main job: set up, train the small sweep, print its table
 	$(BIN)/wm sweep configs/sweeps/quickstart.yaml
@@ -44,6 +44,15 @@ lint: setup ## Style and types
 
 test: lint ## Style, types and tests
 	$(BIN)/pytest -n $(WORKERS)
+
+BENCHMARKS := train_step memory startup growth orders algebra
+
+bench: setup $(BENCHMARKS:%=benchmarks/results/%.md) ## Speed and memory on this machine (half an hour), into benchmarks/results/
+
+.PHONY: $(BENCHMARKS:%=benchmarks/results/%.md)
+benchmarks/results/train_step.md: OPTIONS := --kinds all
+$(BENCHMARKS:%=benchmarks/results/%.md): benchmarks/results/%.md: benchmarks/%.py
+	$(BIN)/python $< $(OPTIONS) --out $@
 
 schema: setup ## The JSON schemas that editors read
 	$(BIN)/python -m wmresearch.config.schema configs/schema

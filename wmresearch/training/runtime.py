@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import jax
 
 from wmresearch.config import RunConfig
 from wmresearch.data import cache_folder
 
+GPU_FLAGS = {"xla_gpu_triton_gemm_any": "true", "xla_gpu_enable_latency_hiding_scheduler": "true"}
+"""Of XLA, as JAX's GPU performance tips recommend. What the user has set in XLA_FLAGS stays as it is."""
+
 
 def prepare_runtime(config: RunConfig) -> None:
-    """Turns on the persistent compilation cache, and float64 where the config asks for it.
+    """Turns on the persistent compilation cache, float64 where the config asks for it, and XLA's flags for GPUs.
 
     With its minimum compile time at 0, a second process with the same program compiles in a fraction of a second.
     """
+    _set_gpu_flags()
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_enable_x64", "float64" in (config.model.dtype, config.model.param_dtype))
+
+
+def _set_gpu_flags() -> None:
+    """Read by XLA as its backend starts, which nothing before this has done."""
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        return
+    given = os.environ.get("XLA_FLAGS", "")
+    flags = [f"--{name}={value}" for name, value in GPU_FLAGS.items() if f"--{name}=" not in given]
+    os.environ["XLA_FLAGS"] = " ".join([*given.split(), *flags])
