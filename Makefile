@@ -45,7 +45,7 @@ lint: setup ## Style and types
 test: lint ## Style, types and tests
 	$(BIN)/pytest -n $(WORKERS)
 
-BENCHMARKS := train_step memory startup growth orders algebra
+BENCHMARKS := train_step memory startup overhead growth orders algebra
 
 bench: setup $(BENCHMARKS:%=benchmarks/results/%.md) ## Speed and memory on this machine (half an hour), into benchmarks/results/
 
