@@ -45,14 +45,11 @@ lint: setup ## Style and types
 test: lint ## Style, types and tests
 	$(BIN)/pytest -n $(WORKERS)
 
-BENCHMARKS := train_step memory startup overhead growth orders algebra
-
-bench: setup $(BENCHMARKS:%=benchmarks/results/%.md) ## Speed and memory on this machine (half an hour), into benchmarks/results/
-
-.PHONY: $(BENCHMARKS:%=benchmarks/results/%.md)
-benchmarks/results/train_step.md: OPTIONS := --kinds all
-$(BENCHMARKS:%=benchmarks/results/%.md): benchmarks/results/%.md: benchmarks/%.py
-	$(BIN)/python $< $(OPTIONS) --out $@
+bench: setup ## Speed and memory on this machine (about 40 minutes), into benchmarks/results/
+	$(BIN)/python benchmarks/train_step.py --out benchmarks/results/train_step.md
+	$(BIN)/python benchmarks/train_step.py --shapes 768 --kinds all --out benchmarks/results/kinds.md
+	for page in startup overhead memory growth orders algebra; do \
+	  $(BIN)/python benchmarks/$$page.py --out benchmarks/results/$$page.md || exit 1; done
 
 schema: setup ## The JSON schemas that editors read
 	$(BIN)/python -m wmresearch.config.schema configs/schema

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 from page import load, measured_by, put_out, say, spread
-from train_step import STEPS, measure, our_config
+from train_step import measure, our_config
 
 from wmresearch.config import RunConfig
 from wmresearch.model.cost import model_cost
@@ -40,7 +40,7 @@ SIZES = {
     "124M": {"d_model": 768, "n_layers": 12, "n_heads": 12, "context": 1024},
 }
 GPT2_VOCAB, TINY_VOCAB = 50257, 256
-PRODUCTS = 8
+STEPS, PRODUCTS = 8, 8
 """Matrix products for each step that others make: a single one would be short beside the time that a call takes."""
 PEAKS = {
     r"H100 \d+GB HBM3$": 989e12,
@@ -140,7 +140,7 @@ def section(size: str, batch: int, vocab: int, rounds: int, rows: int) -> list[s
     """One size as Markdown."""
     product = products(rows)  # before the models, which then know how much memory is left
     fits, made = fitting(batch, lambda batch: contestants(size, batch, vocab))
-    times = measure({"product": product} | {name: each.run for name, each in made.items()}, rounds)
+    times = measure({"product": product} | {name: each.run for name, each in made.items()}, rounds, STEPS)
     rate = PRODUCTS * 2 * rows**3 / statistics.median(times.pop("product"))
     peak, standard = peak_rate(jax.devices()[0].device_kind), statistics.median(times["standard"])
     shape = SIZES[size]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from page import load, measured_by, put_out, say, spread
-from train_step import STEPS, VOCAB, measure, our_config, ours
+from train_step import VOCAB, measure, our_config, ours
 
 from wmresearch.config import RunConfig
 from wmresearch.model.cost import model_cost
@@ -32,7 +32,7 @@ from wmresearch.reports.figures import PAPER_WIDTH
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
-RESAMPLES = 2000
+STEPS, RESAMPLES = 8, 2000
 TINY = 8
 """How many times fewer tokens `--size tiny` has, and only the first two points."""
 _STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "axes.linewidth": 0.6, "lines.linewidth": 1.0}
@@ -164,7 +164,7 @@ def grow(sweep: Sweep, rounds: int, tiny: bool) -> Growth:
         tokens = np.random.default_rng(0).integers(0, VOCAB, (STEPS, batch, context + 1), np.int32)
         contestants[str(index)] = ours(config, tokens)
         operations.append(batch * context * model_cost(config.model, VOCAB).training_flops_per_token)
-    times = measure(contestants, rounds)
+    times = measure(contestants, rounds, STEPS)
     return Growth(np.array(values, float), np.array(list(times.values())).T, np.array(operations))
 
 

@@ -3,7 +3,9 @@
     python benchmarks/train_step.py [--shapes 256 128] [--rounds N] [--kinds all] [--out FILE]
 
 All contestants take turns within each round, so that a busy machine slows all of them; times are medians over rounds
-after a first call that compiles. PyTorch takes part where it is installed: `pip install 'wmresearch[bench]'`.
+after a first call that compiles. FLOPs are the cost model's. The share is of the rate of a plain matrix product, by
+model FLOPs; GFLOP of the program is XLA's own count before fusion. PyTorch takes part where it is installed:
+`pip install 'wmresearch[bench]'`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from wmresearch.reports.bench import model_flops_per_step
 from wmresearch.training.program import make_program
 from wmresearch.training.step import make_dispatch
 
-VOCAB, STEPS = 256, 16
+VOCAB = 256
 SHAPES = {
     128: {"d_model": 128, "n_layers": 4, "n_heads": 4, "context": 64, "batch": 12},
     256: {"d_model": 256, "n_layers": 4, "n_heads": 8, "context": 256, "batch": 8},
@@ -39,6 +42,8 @@ SHAPES = {
     768: {"d_model": 768, "n_layers": 2, "n_heads": 12, "context": 256, "batch": 4},
 }
 """By width."""
+STEPS = {128: 16, 256: 16, 512: 8, 768: 8}
+"""In a turn, and in one call of ours: 16 is what a run makes unless told otherwise."""
 
 
 def our_config(shape: dict[str, int], head_output: dict[str, Any], **model: Any) -> RunConfig:
@@ -84,18 +89,39 @@ def head_outputs(shape: dict[str, int], every: bool) -> dict[str, dict[str, Any]
     return found
 
 
-def ours(config: RunConfig, tokens: np.ndarray) -> Callable[[], None]:
+@dataclass(frozen=True)
+class Contestant:
+    """A turn's steps, and what XLA says of one step."""
+
+    run: Callable[[], None]
+    flops: float | None = None
+    """Counted in the program before it is fused, element by element operations too."""
+    peak: int | None = None
+    """Bytes: arguments, and what is held between."""
+
+    def __call__(self) -> None:
+        self.run()
+
+
+def _known(lowered_step: Any, compiled: Any) -> tuple[float, int]:
+    sizes = compiled.memory_analysis()
+    held = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
+    return lowered_step.cost_analysis()["flops"], held + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+
+
+def ours(config: RunConfig, tokens: np.ndarray) -> Contestant:
     """Some steps of ours in one call."""
     program = make_program(config, VOCAB)
-    dispatch = make_dispatch(program.step, STEPS)
-    state, batches = program.initial_state(), jnp.asarray(tokens)
+    state, batches, keys = program.initial_state(), jnp.asarray(tokens), program.keys()
+    dispatch = make_dispatch(program.step, len(tokens)).lower(state, batches, len(tokens), keys).compile()  # type: ignore[attr-defined]
+    known = _known(jax.jit(program.step).lower(state, batches[0], keys), dispatch)
 
     def run() -> None:
         nonlocal state
-        state, metrics = dispatch(state, batches, STEPS, program.keys())
+        state, metrics = dispatch(state, batches, len(tokens), keys)
         jax.block_until_ready((state, metrics))
 
-    return run
+    return Contestant(run, *known)
 
 
 class PlainBlock(nn.Module):
@@ -129,7 +155,7 @@ class PlainGpt(nn.Module):
         return embed.attend(nn.LayerNorm()(x))
 
 
-def plain_flax(shape: dict[str, int], tokens: np.ndarray) -> Callable[[], None]:
+def plain_flax(shape: dict[str, int], tokens: np.ndarray) -> Contestant:
     """As many steps of the Linen model, one call each."""
     model = PlainGpt(shape["d_model"], shape["n_layers"], shape["n_heads"], shape["context"])
     batches = jnp.asarray(tokens)
@@ -146,13 +172,16 @@ def plain_flax(shape: dict[str, int], tokens: np.ndarray) -> Callable[[], None]:
         value, gradient = jax.value_and_grad(loss)(state.params)
         return state.apply_gradients(grads=gradient), value
 
+    lowered = step.lower(state, batches[0])
+    known = _known(lowered, lowered.compile())
+
     def run() -> None:
         nonlocal state
         for batch in batches:
             state, value = step(state, batch)
         jax.block_until_ready((state, value))
 
-    return run
+    return Contestant(run, *known)
 
 
 def pytorch(shape: dict[str, int], tokens: np.ndarray, compiled: bool) -> Callable[[], None]:
@@ -181,19 +210,19 @@ def pytorch(shape: dict[str, int], tokens: np.ndarray, compiled: bool) -> Callab
     return run
 
 
-def matrix_product(size: int) -> Callable[[], None]:
-    """As many products of square matrices as others make steps."""
+def matrix_product(size: int, repeats: int) -> Callable[[], None]:
+    """So many products of square matrices."""
     matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size)), jnp.float32)
     product = jax.jit(lambda a: a @ a)
 
     def run() -> None:
-        for _ in range(STEPS):
+        for _ in range(repeats):
             product(matrix).block_until_ready()
 
     return run
 
 
-def measure(contestants: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+def measure(contestants: dict[str, Callable[[], None]], rounds: int, steps: int) -> dict[str, list[float]]:
     """Seconds a step in each round."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for run in contestants.values():
@@ -204,32 +233,31 @@ def measure(contestants: dict[str, Callable[[], None]], rounds: int) -> dict[str
         for name in names[index % len(names) :] + names[: index % len(names)]:
             started = time.perf_counter()
             contestants[name]()
-            times[name].append((time.perf_counter() - started) / STEPS)
+            times[name].append((time.perf_counter() - started) / steps)
     return times
 
 
 def table(width: int, rounds: int, every: bool, size: int, torch_too: bool) -> list[str]:
     """One shape as Markdown."""
-    shape = SHAPES[width]
-    tokens = np.random.default_rng(0).integers(0, VOCAB, (STEPS, shape["batch"], shape["context"] + 1), np.int32)
+    shape, steps = SHAPES[width], STEPS[width]
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (steps, shape["batch"], shape["context"] + 1), np.int32)
     configs = {name: our_config(shape, output) for name, output in head_outputs(shape, every).items()}
-    contestants = {"matrix product": matrix_product(size)}
+    contestants: dict[str, Callable[[], None]] = {"matrix product": matrix_product(size, steps)}
     contestants |= {name: ours(config, tokens) for name, config in configs.items()}
     contestants["plain Flax (Linen)"] = plain_flax(shape, tokens)
     if torch_too:
         contestants["PyTorch, GPT-2, eager"] = pytorch(shape, tokens, compiled=False)
         contestants["PyTorch, GPT-2, compiled"] = pytorch(shape, tokens, compiled=True)
-    times = measure(contestants, rounds)
+    times = measure(contestants, rounds, steps)
     medians = {name: statistics.median(found) for name, found in times.items()}
     rate = 2 * size**3 / medians["matrix product"]
-    standard = medians["standard"]
     lines = [
         f"## d {width}: {shape['n_layers']} layers, {shape['n_heads']} heads, {shape['batch']} × {shape['context']}",
         "",
         f"Matrix product ({size} × {size}): {rate / 1e9:,.0f} GFLOP/s.",
         "",
-        "| step of | ms (middle half) | time / standard | FLOPs / standard | share of the product's rate |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| step | ms (middle half) | time / standard | FLOPs / standard | share of rate | XLA's GFLOP | peak, MiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     counted = {name: model_cost(config.model, VOCAB).training_flops_per_token for name, config in configs.items()}
     for name, seconds in medians.items():
@@ -240,14 +268,18 @@ def table(width: int, rounds: int, every: bool, size: int, torch_too: bool) -> l
         relative = f"{counted[name] / counted['standard']:.3f}" if name in counted else "–"
         spread = f"{1e3 * seconds:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f})"
         share = f"{flops / seconds / rate:.0%}"
-        lines.append(f"| {name} | {spread} | {seconds / standard:.3f} | {relative} | {share} |")
+        ratio = statistics.median(a / b for a, b in zip(times[name], times["standard"], strict=True))
+        one = contestants[name]
+        known = isinstance(one, Contestant) and one.flops is not None and one.peak is not None
+        program = f"{one.flops / 1e9:.1f} | {one.peak / 2**20:,.0f}" if known else "– | –"
+        lines.append(f"| {name} | {spread} | {ratio:.3f} | {relative} | {share} | {program} |")
     return [*lines, ""]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, nargs="+", default=[128, 256, 512], choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--kinds", choices=["few", "all"], default="few")
     parser.add_argument("--size", type=int, default=2048, help="rows of the matrices whose product is timed")
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
