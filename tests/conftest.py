@@ -25,6 +25,10 @@ if not _IN_WORKER:
     # One cache for all workers of this session, so that a corpus is prepared once; never the user's own.
     os.environ["WMRESEARCH_CACHE"] = tempfile.mkdtemp(prefix="wmresearch-tests-")
 
+# What runs do (`training.runtime`): a program that one test or worker has compiled is read by all others.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ['WMRESEARCH_CACHE']}/compiled"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
 if threading.current_thread() is threading.main_thread():
     # A shell ignores SIGINT for what it puts in the background, and tests and their processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -61,8 +61,9 @@ def chosen(kind, setting, **model):
 
 def randomized(module):
     draw = np.random.default_rng(0)
-    made = jax.jit(lambda: initialize(module, jax.random.key(0)))()  # masks and places as they are made
     parameter = about(module, lambda _, param: param.trainable)
+    make = lambda: initialize(module, jax.random.key(0))
+    made = jax.eval_shape(make) if all(jax.tree.leaves(parameter)) else make()  # masks and places as they are made
     return jax.tree.map(
         lambda leaf, own: jnp.asarray(draw.standard_normal(leaf.shape)) if own else leaf, made, parameter
     )
@@ -72,45 +73,75 @@ def test_every_kind_has_a_setting():
     assert SETTINGS.keys() == KINDS.keys()
 
 
-@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
-def test_orders_agree_in_value_and_gradient(kind, setting):
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 12, 16)))
-    results = {}
-    for order in ORDERS:
-        module = layer(kind, setting, order)
-        graph, _ = nnx.split(module)
-        assert module.head_output.order == order
+def drawn(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape)
 
-        own, fixed = split(randomized(module), about(module, lambda _, param: param.trainable))
 
-        def loss(own, x, graph=graph, fixed=fixed):
-            y = nnx.merge(graph, join(own, fixed))(x)
-            return jnp.sum(jnp.sin(y)), y
+def mixing(p_bhts):
+    """Any attention, given as the matrices P_i."""
+    return lambda value_bskr: jnp.einsum(
+        "bhts,bshr->bthr", p_bhts, jnp.repeat(value_bskr, p_bhts.shape[1] // value_bskr.shape[2], axis=2)
+    )
 
-        results[order] = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(own, x)
-    first, *others = results.values()
+
+def agree(modules, *inputs):
+    """Modules of equal parameters have equal values at these inputs, and equal gradients by parameters and inputs."""
+    parameter = about(modules[0], lambda _, param: param.trainable)
+    own, fixed = split(randomized(modules[0]), parameter)
+    graphs = [nnx.split(module)[0] for module in modules]
+
+    def loss(own, inputs, graph):
+        y = nnx.merge(graph, join(own, fixed))(*inputs)
+        return jnp.sum(jnp.sin(y)), y
+
+    found = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    first, *others = jax.jit(lambda own, inputs: [found(own, inputs, graph) for graph in graphs])(own, inputs)
     for other in others:
         for want, got in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
-            scale = float(jnp.abs(want).max())
-            np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-10, atol=1e-10 * max(scale, 1))
+            scale = np.abs(want).max()
+            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-10 * max(scale, 1))
+
+
+class Mixed(nnx.Module):
+    """A head output with the scores of the attention as an input."""
+
+    def __init__(self, head_output):
+        self.head_output = head_output
+
+    def __call__(self, x, scores):
+        return self.head_output(x, mixing(jax.nn.softmax(scores, axis=-1)))
+
+
+@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+def test_orders_agree_in_value_and_gradient(kind, setting):
+    """Of the head's parameters, of x where it is read, and of the attention; `test_identities` has the attention's."""
+    outputs = [layer(kind, setting, order).head_output for order in ORDERS]
+    assert tuple(output.order for output in outputs) == tuple(ORDERS)
+    agree([Mixed(output) for output in outputs], drawn(2, 5, 16), drawn(2, 4, 5, 5, seed=2))
+
+
+def test_orders_agree_in_a_whole_layer():
+    agree([layer("factorized", {"rank": 3}, order) for order in ORDERS], drawn(2, 12, 16))
 
 
 @pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
 def test_the_layer_is_the_sum_of_attention_times_maps(kind, setting):
-    """y = Σ_i P_i X M_i (+ biases), M_i from `factors()`, P_i recovered by mixing the identity."""
-    module = layer(kind, setting, bias=False)
-    module = nnx.merge(nnx.split(module)[0], randomized(module))
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((1, 12, 16)))
-    draw = np.random.default_rng(2)
-    p = jax.nn.softmax(jnp.asarray(draw.standard_normal((1, 4, 12, 12))), axis=-1)
+    """y = Σ_i P_i X M_i (+ biases), M_i from `factors()`."""
+    module = layer(kind, setting, bias=False).head_output
+    graph, _ = nnx.split(module)
+    x = drawn(1, 12, 16)
+    p = np.exp(drawn(1, 4, 12, 12, seed=2))
+    p /= p.sum(axis=-1, keepdims=True)
 
-    def mix(value_bskr):
-        return jnp.einsum("bhts,bshr->bthr", p, jnp.repeat(value_bskr, 4 // value_bskr.shape[2], axis=2))
+    @jax.jit
+    def found(params):
+        merged = nnx.merge(graph, params)
+        return merged(x, mixing(p)), merged.factors().dense()
 
-    maps = module.head_output.factors().dense()
+    y, maps = map(np.asarray, found(randomized(module)))
     assert maps.shape == (4, 16, 16)
     expected = sum(p[0, i] @ x[0] @ maps[i] for i in range(4))
-    np.testing.assert_allclose(np.asarray(module.head_output(x, mix))[0], np.asarray(expected), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(y[0], expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -133,7 +164,8 @@ def test_maps_start_as_large_as_the_standard_ones(kind):
         model = ModelConfig(d_model=64, n_layers=1, n_heads=4, context=8, bias=False, head_output=config)
         module = make_head_output(model)
         made = nnx.merge(nnx.split(module)[0], initialize(module, jax.random.key(0)))
-        norm = float(jnp.sqrt(jnp.square(made.factors().dense()).sum() / 4))
+        factors = made.factors()
+        norm = np.linalg.norm(np.asarray(factors.a) @ np.asarray(factors.b)) / 2
         assert norm == pytest.approx(64 * model.product_std, rel=0.15)
 
 

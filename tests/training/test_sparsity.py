@@ -14,6 +14,11 @@ from wmresearch.training.program import make_program
 from wmresearch.training.sparsity import Sparsity
 from wmresearch.training.step import StepFacts, make_dispatch
 
+SMALL = {
+    "model__mlp": "relu", "model__norm": "rmsnorm", "model__bias": False, "model__context": 8,
+    "optimizer__clip_norm": None, "optimizer__schedule": "constant",
+}  # fmt: skip
+"""What compiles fastest."""
 BLOCK = {"kind": "block", "size": 4}
 TWO_OF_FOUR = {"kind": "n:m", "n": 2, "m": 4}
 REGROWING = {"every": 3, "until": 0.8}
@@ -52,19 +57,23 @@ def masks_of(params):
             if name[:-2] + "_mask']" in flat}  # fmt: skip
 
 
-def trained(chosen, steps=20):
-    """The parameters after so many steps of a run."""
+def trained(chosen, *numbers):
+    """The parameters after so many steps of a run, for each number (at most 20)."""
     program = make_program(chosen, 31)
-    tokens = np.random.default_rng(0).integers(0, 31, (20, 4, 17)).astype(np.int32)
-    state, metrics = make_dispatch(program.step, 20)(program.initial_state(), tokens, steps, program.keys())
-    assert np.isfinite(metrics["train_loss"]).all()
-    return state.params
+    tokens = np.random.default_rng(0).integers(0, 31, (20, 4, 9)).astype(np.int32)
+    dispatch, found = make_dispatch(program.step, 20), []
+    for steps in numbers:
+        state, metrics = dispatch(program.initial_state(), tokens, steps, program.keys())
+        assert np.isfinite(metrics["train_loss"]).all()
+        found.append(state.params)
+    return found
 
 
 @pytest.mark.parametrize("setting", CASES, ids=str)
 def test_a_run_ends_with_exactly_the_entries_that_were_asked_for(setting, text):
-    chosen = config(text, model__head_output=sparse(setting), model__n_layers=2, model__bias=False)
-    params = trained(chosen)
+    layers = 2 if setting.get("allocation") == "global" else 1
+    chosen = config(text, model__head_output=sparse(setting), model__n_layers=layers, **SMALL)
+    (params,) = trained(chosen, 20)
     output = chosen.model.head_output
     found = masks_of(params)
     cost = model_cost(chosen.model, 31)
@@ -100,16 +109,17 @@ def test_a_run_ends_with_exactly_the_entries_that_were_asked_for(setting, text):
 
 def test_stored_blocks_move_and_start_from_zero_where_they_go(text):
     setting = {"density": 0.25, "pattern": BLOCK, "method": {"kind": "set", "every": 1, "share": 0.9, "until": 1.0}}
-    chosen = config(text, model__head_output=sparse(setting), optimizer__learning_rate=1e-9)
-    start, one = (trained(chosen, steps)["blocks"][0]["attention"]["head_output"] for steps in (0, 1))
+    small = SMALL | {"optimizer__learning_rate": 1e-9}
+    chosen = config(text, model__head_output=sparse(setting), **small)
+    start, one = (params["blocks"][0]["attention"]["head_output"] for params in trained(chosen, 0, 1))
     old, new = (np.asarray(layer["rows"]) * 4 + np.asarray(layer["columns"]) for layer in (start, one))
     moved = old != new
     empty = (np.asarray(one["blocks"]) == 0).all(axis=(2, 3))
     assert (moved <= empty).all() and (empty.sum(axis=1) == int(0.9 * (1 + np.cos(np.pi / 20)) / 2 * 4)).all()
     norms = np.linalg.norm(start["blocks"], axis=(2, 3))
     assert (norms[~empty].reshape(2, -1).min(axis=1) > norms[empty].reshape(2, -1).max(axis=1)).all()
-    forced = config(text, model__head_output=sparse({**setting, "density": 1.0}))
-    full = trained(forced, 1)["blocks"][0]["attention"]["head_output"]
+    forced = config(text, model__head_output=sparse({**setting, "density": 1.0}), **small)
+    full = trained(forced, 1)[0]["blocks"][0]["attention"]["head_output"]
     places = np.asarray(full["rows"]) * 4 + np.asarray(full["columns"])
     assert (np.sort(places, axis=1) == np.arange(16)).all(), "a full grid has no other place to go"
 
@@ -207,10 +217,10 @@ def test_the_soft_threshold_is_that_of_the_l1_norm_until_its_end_and_only_the_la
 
 def test_straight_through_the_gradient_is_that_of_the_dense_map_and_masked_methods_follow_only_what_is_used(text):
     for method, all_move in (("ste", True), ("static", False)):
-        chosen = config(text, model__head_output=sparse({"density": 0.3, "method": method}))
+        chosen = config(text, model__head_output=sparse({"density": 0.3, "method": method}), **SMALL)
         program = make_program(chosen, 31)
         state = program.initial_state()
-        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 31, (4, 17)), jnp.int32)
+        tokens = np.random.default_rng(0).integers(0, 31, (4, 9)).astype(np.int32)
         after, _ = jax.jit(program.step)(state, tokens, program.keys())
         before, now = (s.params["blocks"][0]["attention"]["head_output"] for s in (state, after))
         outside = ~np.asarray(after.params["blocks"][0]["attention"]["head_output"]["map_mask"])
