@@ -153,7 +153,7 @@ def main() -> None:
         penalized = run_config(LARGE, PENALTY_STEPS, (kind,))
         with_penalties[f"with penalty {kind}"] = partial(bare, penalized, vocab)
     lines, seconds = table(f"{PENALTY_STEPS} steps, {described(LARGE)}", with_penalties, options.rounds)
-    once, between = diagnosed(large, vocab), seconds / PENALTY_STEPS * EVERY
+    once, between = diagnosed(large, vocab), seconds / (PENALTY_STEPS - large.training.steps_per_dispatch) * EVERY
     page += [*lines, f"Diagnostics take {1e3 * once:.0f} ms an evaluation: {once / between:.2%} of {EVERY} steps."]
     put_out(page, options.out)
 
