@@ -35,7 +35,8 @@ class ExecutionConfig(Config):
     """What the backward pass computes again in place of keeping it: nothing; all but the products with weights; or all
     within a layer (Chen et al. 2016, arXiv 1604.06174)."""
     scan_layers: bool = False
-    """One compiled program for all layers of equal shapes, in place of one for each: compiles faster, runs slower."""
+    """One layer in the program for all of equal shapes, in place of one for each: a deep model is traced faster, and so
+    starts again faster; steps are slower."""
     logits_block: int | None = Field(default=None, ge=1)
     """Tokens whose logits are held at a time, for large vocabularies; null: all of a batch."""
 
