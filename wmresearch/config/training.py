@@ -33,7 +33,7 @@ class ExecutionConfig(Config):
 
     remat: Literal["none", "products", "layers"] = "none"
     """What the backward pass computes again in place of keeping it: nothing; all but the products with weights; or all
-    within a layer (Chen et al. 2016, arXiv 1604.06174)."""
+    within a layer (Chen et al. 2016, arXiv 1604.06174). On CPUs XLA undoes this unless layers are scanned."""
     scan_layers: bool = False
     """One layer in the program for all of equal shapes, in place of one for each: a deep model is traced faster, and so
     starts again faster; steps are slower."""
