@@ -30,7 +30,7 @@ from train_step import measure, our_config
 
 from wmresearch.config import RunConfig
 from wmresearch.model.cost import model_cost
-from wmresearch.reports.bench import model_flops_per_step
+from wmresearch.reports.bench import held, model_flops_per_step
 from wmresearch.training.program import make_program
 from wmresearch.training.step import make_dispatch
 
@@ -89,13 +89,6 @@ def contestant(config: RunConfig, vocab: int) -> Contestant:
     run()
     parameters = model_cost(config.model, vocab).parameters
     return Contestant(config, parameters, model_flops_per_step(config, vocab), held(compiled), run)
-
-
-def held(compiled: Any) -> int:
-    """Bytes of the arguments, of results that are no donated arguments, and of what is between."""
-    sizes = compiled.memory_analysis()
-    outputs = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return int(sizes.argument_size_in_bytes + outputs + sizes.temp_size_in_bytes)
 
 
 def contestants(size: str, batch: int, vocab: int) -> dict[str, Contestant]:

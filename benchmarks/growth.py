@@ -27,7 +27,7 @@ from train_step import VOCAB, measure, our_config, ours
 
 from wmresearch.config import RunConfig
 from wmresearch.model.cost import model_cost
-from wmresearch.reports.figures import PAPER_WIDTH
+from wmresearch.reports.figures import PAPER_WIDTH, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 STEPS, RESAMPLES = 8, 2000
 TINY = 8
 """How many times fewer tokens `--size tiny` has, and only the first two points."""
-_STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "axes.linewidth": 0.6, "lines.linewidth": 1.0}
 _TICKS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
 """Ticks within a power of ten, from few to many."""
 
@@ -195,7 +194,7 @@ def draw(sweep: Sweep, found: Growth) -> bytes:
     low, high = 1e3 * np.quantile(found.seconds, (0.25, 0.75), axis=0)
     medians, (slope, height) = 1e3 * found.medians, found.fit
     out = io.BytesIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(PAPER_WIDTH / 2, 2.7), layout="constrained")
         axes = figure.subplots()
         axes.set(xscale="log", yscale="log", xlabel=sweep.axis, ylabel="training step (ms)")

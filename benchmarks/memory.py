@@ -20,6 +20,7 @@ import numpy as np
 from page import load, measured_by, put_out
 
 from wmresearch.config import RunConfig, parse_run
+from wmresearch.reports.bench import held
 from wmresearch.training.program import make_program
 from wmresearch.training.step import make_dispatch
 
@@ -87,13 +88,11 @@ def table(name: str, rounds: int) -> list[str]:
     mib = lambda size: size / 2**20
     peaks = {}
     for way, call in compiled.items():
-        sizes = call.memory_analysis()
-        between = sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-        peaks[way] = sizes.argument_size_in_bytes + between
+        state, peaks[way] = call.memory_analysis().argument_size_in_bytes, held(call)
         step = statistics.median(times[way][1:])
         ratio = statistics.median(a / b for a, b in zip(times[way][1:], times["default"][1:], strict=True))
         lines.append(
-            f"| {way} | {mib(sizes.argument_size_in_bytes):,.0f} | {mib(between):,.0f} | {mib(peaks[way]):,.0f} | "
+            f"| {way} | {mib(state):,.0f} | {mib(peaks[way] - state):,.0f} | {mib(peaks[way]):,.0f} | "
             f"{peaks[way] / peaks['default']:.2f} | {1e3 * step:.0f} | {ratio:.2f} | {seconds[way]:.1f} |"
         )
     return [*lines, ""]

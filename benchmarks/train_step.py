@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
-from page import load, measured_by, put_out
+from page import load, measured_by, put_out, spread
 
 from wmresearch.config import RunConfig, parse_run
 from wmresearch.model.cost import model_cost
-from wmresearch.reports.bench import model_flops_per_step
+from wmresearch.reports.bench import held, model_flops_per_step
 from wmresearch.training.program import make_program
 from wmresearch.training.step import make_dispatch
 
@@ -103,25 +103,19 @@ class Contestant:
         self.run()
 
 
-def _known(lowered_step: Any, compiled: Any) -> tuple[float, int]:
-    sizes = compiled.memory_analysis()
-    held = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
-    return lowered_step.cost_analysis()["flops"], held + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-
-
 def ours(config: RunConfig, tokens: np.ndarray) -> Contestant:
     """Some steps of ours in one call."""
     program = make_program(config, VOCAB)
     state, batches, keys = program.initial_state(), jnp.asarray(tokens), program.keys()
     dispatch = make_dispatch(program.step, len(tokens)).lower(state, batches, len(tokens), keys).compile()  # type: ignore[attr-defined]
-    known = _known(jax.jit(program.step).lower(state, batches[0], keys), dispatch)
+    flops = jax.jit(program.step).lower(state, batches[0], keys).cost_analysis()["flops"]
 
     def run() -> None:
         nonlocal state
         state, metrics = dispatch(state, batches, len(tokens), keys)
         jax.block_until_ready((state, metrics))
 
-    return Contestant(run, *known)
+    return Contestant(run, flops, held(dispatch))
 
 
 class PlainBlock(nn.Module):
@@ -173,7 +167,6 @@ def plain_flax(shape: dict[str, int], tokens: np.ndarray) -> Contestant:
         return state.apply_gradients(grads=gradient), value
 
     lowered = step.lower(state, batches[0])
-    known = _known(lowered, lowered.compile())
 
     def run() -> None:
         nonlocal state
@@ -181,7 +174,7 @@ def plain_flax(shape: dict[str, int], tokens: np.ndarray) -> Contestant:
             state, value = step(state, batch)
         jax.block_until_ready((state, value))
 
-    return Contestant(run, *known)
+    return Contestant(run, lowered.cost_analysis()["flops"], held(lowered.compile()))
 
 
 def pytorch(shape: dict[str, int], tokens: np.ndarray, compiled: bool) -> Callable[[], None]:
@@ -263,16 +256,14 @@ def table(width: int, rounds: int, every: bool, size: int, torch_too: bool) -> l
     for name, seconds in medians.items():
         if name == "matrix product":
             continue
-        low, _, high = statistics.quantiles(times[name], n=4)
         flops = model_flops_per_step(configs.get(name, configs["standard"]), VOCAB)
         relative = f"{counted[name] / counted['standard']:.3f}" if name in counted else "–"
-        spread = f"{1e3 * seconds:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f})"
         share = f"{flops / seconds / rate:.0%}"
         ratio = statistics.median(a / b for a, b in zip(times[name], times["standard"], strict=True))
         one = contestants[name]
         known = isinstance(one, Contestant) and one.flops is not None and one.peak is not None
         program = f"{one.flops / 1e9:.1f} | {one.peak / 2**20:,.0f}" if known else "– | –"
-        lines.append(f"| {name} | {spread} | {ratio:.3f} | {relative} | {share} | {program} |")
+        lines.append(f"| {name} | {spread(times[name])} | {ratio:.3f} | {relative} | {share} | {program} |")
     return [*lines, ""]
 
 

@@ -12,12 +12,11 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from wmresearch.head_output.weights import Params, cast_floats
+from wmresearch.head_output.weights import Params
 from wmresearch.model.attention import Attention, LayerCache
-from wmresearch.model.transformer import Transformer
+from wmresearch.model.transformer import Transformer, of_params
 
 Cache: TypeAlias = tuple[LayerCache, ...]
 
@@ -47,13 +46,12 @@ class Generator:
 
     def __init__(self, transformer: Transformer, dtype: str, context: int, sampling: Sampling, chunk: int = 32) -> None:
         """`chunk`: tokens that one call of the compiled program makes."""
-        graph, _ = nnx.split(transformer)
+        module = of_params(transformer, dtype)
         self._context = context
         self.chunk = chunk
 
         def forward(params: Params, tokens: Int[Array, "b t"], cache: Cache, start: Any) -> tuple[Array, Cache]:
-            model = nnx.merge(graph, cast_floats(params, lambda _: dtype))
-            return model.continue_with(tokens, cache, start)
+            return module(params).continue_with(tokens, cache, start)
 
         def prefill(params: Params, tokens: Int[Array, "b t"], cache: Cache) -> tuple[Array, Cache]:
             logits, cache = forward(params, tokens, cache, 0)

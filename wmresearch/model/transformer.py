@@ -110,21 +110,27 @@ class Transformer(nnx.Module):
 
 def make_apply(transformer: Transformer, dtype: str) -> Apply:
     """The model as a pure function of its parameters; the computation is done in `dtype`."""
-    graph, _ = nnx.split(transformer)
+    module = of_params(transformer, dtype)
 
     def apply(params: Params, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None) -> Float[Array, "b t v"]:
-        return nnx.merge(graph, cast_floats(params, lambda _: dtype))(tokens_bt, key)
+        return module(params)(tokens_bt, key)
 
     return apply
 
 
 def make_nats(transformer: Transformer, dtype: str) -> Nats:
     """The cross-entropy of the model as a pure function of its parameters; the computation is done in `dtype`."""
-    graph, _ = nnx.split(transformer)
+    module = of_params(transformer, dtype)
 
     def nats(
         params: Params, tokens_bt: Int[Array, "b t"], targets_bt: Int[Array, "b t"], key: PRNGKeyArray | None = None
     ) -> Float[Array, "b t"]:
-        return nnx.merge(graph, cast_floats(params, lambda _: dtype)).nats(tokens_bt, targets_bt, key)
+        return module(params).nats(tokens_bt, targets_bt, key)
 
     return nats
+
+
+def of_params(transformer: Transformer, dtype: str) -> Callable[[Params], Transformer]:
+    """Parameters → the model that has them, in `dtype`."""
+    graph, _ = nnx.split(transformer)
+    return lambda params: nnx.merge(graph, cast_floats(params, lambda _: dtype))

@@ -22,7 +22,7 @@ PAPER_WIDTH = 7.0
 _LETTERS = 14
 """To an inch of a title."""
 _PANEL_HEIGHT = 2.1
-_STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "axes.linewidth": 0.6, "lines.linewidth": 1.0}
+STYLE: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "axes.linewidth": 0.6, "lines.linewidth": 1.0}
 _NAMED_HEADS = 9
 """Up to so many heads have a colour each in the legend; more have a colour bar."""
 _NULL = "0.72"
@@ -33,7 +33,7 @@ def spectrum_png(spectra: Sequence[Spectrum]) -> bytes:
     import matplotlib as mpl
 
     out = io.BytesIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         spectrum_figure(spectra).savefig(out, format="png", dpi=200)
     return out.getvalue()
 
