@@ -4,15 +4,11 @@
 
 The contestants take turns within each round, so that a busy machine slows all of them; times are medians over rounds
 after one call that compiles. The slow ones are timed on a few matrices and scaled to the batch: the table says so.
-
-On a machine that does other things too, set OPENBLAS_NUM_THREADS=1: LAPACK's own threads wait for each other there,
-which makes every contestant that uses LAPACK up to 30 times slower and the comparison too good.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from page import load, measured_by, put_out
+from threadpoolctl import threadpool_limits
 
 from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.model import ModelConfig
@@ -181,12 +178,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
     options = parser.parse_args()
-    threads = os.environ.get("OPENBLAS_NUM_THREADS", "not set")
+    threadpool_limits(1, user_api="blas")  # as training does
     page = [
         "# Algebra",
         "",
         f"{measured_by('algebra.py')}.",
-        f"OPENBLAS_NUM_THREADS: {threads}. {load()}",
+        load(),
         "",
         "## Nuclear norm and its gradient",
         "",

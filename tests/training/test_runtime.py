@@ -41,3 +41,20 @@ def test_this_version_of_xla_knows_the_flags():
         [sys.executable, "-c", code], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "cpu"), done.stderr
+
+
+@pytest.mark.parametrize("given, threads", [("", 1), ("2", 2)])
+def test_lapack_has_one_thread_unless_the_user_says_otherwise(given, threads):
+    """In a process of its own, in which SciPy's library is not loaded before."""
+    code = (
+        "from wmresearch.training.runtime import prepare_runtime\n"
+        "from wmresearch.config import load_run\n"
+        "import threadpoolctl\n"
+        "prepare_runtime(load_run('configs/base/tiny.yaml'))\n"
+        "found = [each['num_threads'] for each in threadpoolctl.threadpool_info() if 'scipy' in each['prefix']]\n"
+        "print(max(found))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    environment |= {"OPENBLAS_NUM_THREADS": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == threads
