@@ -32,7 +32,7 @@ def test_between_its_steps_the_gradient_of_the_last_computed_one_is_added_as_it_
         )  # fmt: skip
         states, metrics = walk(chosen, drawn(chosen), 5)
         loss = make_loss(chosen.nats)
-        decay = lambda params: penalties.frobenius(chosen.penalties.maps(params))
+        decay = lambda params: penalties.frobenius(chosen.penalties[0].maps(params))
         options = {"compiler_options": FAST_TO_COMPILE}
         of_loss = jax.jit(jax.grad(lambda params, tokens: loss(params, tokens, None)[0]), **options)
         of_penalty = jax.jit(jax.value_and_grad(decay), **options)

@@ -77,7 +77,7 @@ def test_a_step_is_the_optimizers_and_then_the_prox_of_the_stacked_stored_factor
         model__head_output=dict(FACTORIZED) if output == "factorized" else {"kind": output},
     )  # fmt: skip
     change = jax.jit(chosen.parts.after[0])
-    facts = StepFacts(before.step, np.asarray(LEARNING_RATE * 2 / 4), None, None)
+    facts = StepFacts(before.step, np.asarray(LEARNING_RATE * 2 / 4), before.params, None, None)
     new, metrics = change(after.params, facts)
     threshold = 4.0 * LEARNING_RATE / 2  # both warm up: step 1 has all of the strength and half of the rate
     np.testing.assert_allclose(metrics[f"penalty/{kind}_threshold"], threshold, rtol=1e-12)

@@ -135,7 +135,7 @@ def layer(weight, mask):
 def change(setting, weight, mask, gradient, step, steps=100, rate=0.1):
     output = TypeAdapter(HeadOutput).validate_python(sparse(setting))
     sparsity = Sparsity(output, steps, weight.shape[1])
-    facts = StepFacts(jnp.int32(step), jnp.float32(rate), of_map(gradient), jax.random.key(7))
+    facts = StepFacts(jnp.int32(step), jnp.float32(rate), {}, of_map(gradient), jax.random.key(7))
     params, metrics = jax.jit(sparsity)(layer(weight, mask), facts)
     found = params["blocks"][0]["attention"]["head_output"]
     return np.asarray(found["map"]), np.asarray(found["map_mask"]), metrics
@@ -180,7 +180,7 @@ def test_random_growth_differs_from_step_to_step(arrays):
     output = TypeAdapter(HeadOutput).validate_python(sparse(setting))
     grown = []
     for key in (0, 1):
-        facts = StepFacts(jnp.int32(5), jnp.float32(0.1), of_map(gradient), jax.random.key(key))
+        facts = StepFacts(jnp.int32(5), jnp.float32(0.1), {}, of_map(gradient), jax.random.key(key))
         params, _ = jax.jit(Sparsity(output, 100, 8))(layer(weight, mask), facts)
         grown.append(np.asarray(params["blocks"][0]["attention"]["head_output"]["map_mask"]))
     assert (grown[0] != grown[1]).any()

@@ -10,46 +10,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from wmresearch.config.base import AllowList, Check, Config, NameAsKind, Operational, Words
+from wmresearch.config.base import AllowList, Check, NameAsKind, Operational, Words
+from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.factor_start import FactorStart, GaugeStart, MatchedStart
+from wmresearch.config.head_output_base import HeadOutputConfig as HeadOutputConfig  # where users import it from
+from wmresearch.config.head_output_base import divides, rank_within, slices
 from wmresearch.config.setting import Setting
 from wmresearch.config.sparsity import Blocks, Method, NOfM, Pattern, Static, Unstructured
 
 if TYPE_CHECKING:
     from wmresearch.config.model import ModelConfig
-
-Order = Literal["auto", "attend_then_write", "modify_then_attend", "mix_first"]
-
-
-class HeadOutputConfig(Config):
-    """What every head output has."""
-
-    kind: str
-    bias: bool | None = None
-    """Biases of what heads read and of what they write; null follows `model.bias`."""
-    order: Order = "auto"
-    """How Σ_i P_i X M_i is evaluated: the same function at other costs; auto is the fastest by the cost model of
-    `head_output.orders`, which asks the shapes and not the device."""
-
-    two_factors: ClassVar[bool] = False
-    """Whether A and B are stored as such, so that proximal steps can act on them."""
-
-    def checks_in(self, model: ModelConfig) -> Iterator[Check]:
-        """The rules between this head output and the model around it that do not hold; paths start at the model."""
-        if self.loses_bias(self.order, model):
-            depends_on = ("head_output.bias", "bias", "dropout")
-            yield Check(
-                "head_output.order",
-                "an order other than mix_first: under dropout a value bias must be mixed",
-                depends_on,
-            )
-
-    def loses_bias(self, order: str, model: ModelConfig) -> bool:
-        """Whether this order adds the value bias after mixing although attention rows do not sum to one."""
-        return order == "mix_first" and model.dropout > 0 and self.has_bias(model)
-
-    def has_bias(self, model: ModelConfig) -> bool:
-        return model.bias if self.bias is None else self.bias
 
 
 class StandardConfig(HeadOutputConfig):
@@ -81,7 +51,7 @@ class FactorizedConfig(HeadOutputConfig):
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
         if self.rank is not None:
-            yield from _rank_within(self.rank, model)
+            yield from rank_within(self.rank, model)
         ranks, around = self.ranks or (), ("d_model", "n_layers", "n_heads", "n_kv_heads")
         if self.ranks is not None and len(ranks) != model.n_layers:
             yield Check("head_output.ranks", f"a list for each of n_layers = {model.n_layers} layers", around)
@@ -118,7 +88,7 @@ class SharedBasisConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _rank_within(self.rank, model)
+        yield from rank_within(self.rank, model)
 
 
 class LowRankDiagonalConfig(HeadOutputConfig):
@@ -130,7 +100,7 @@ class LowRankDiagonalConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _rank_within(self.rank, model)
+        yield from rank_within(self.rank, model)
 
 
 class BlockDiagonalConfig(HeadOutputConfig):
@@ -142,7 +112,7 @@ class BlockDiagonalConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _divides("blocks", self.blocks, model)
+        yield from divides("blocks", self.blocks, model)
 
 
 class KroneckerConfig(HeadOutputConfig):
@@ -155,7 +125,7 @@ class KroneckerConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _divides("outer", self.outer, model)
+        yield from divides("outer", self.outer, model)
 
 
 class MonarchConfig(HeadOutputConfig):
@@ -167,7 +137,7 @@ class MonarchConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _divides("blocks", self.blocks, model)
+        yield from divides("blocks", self.blocks, model)
 
 
 class SparseConfig(HeadOutputConfig):
@@ -204,7 +174,7 @@ class SparseConfig(HeadOutputConfig):
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
         if self.rank is not None:
-            yield from _rank_within(self.rank, model)
+            yield from rank_within(self.rank, model)
         pattern = self.pattern
         size = pattern.size if isinstance(pattern, Blocks) else pattern.m if isinstance(pattern, NOfM) else 0
         sides = [("d_model", model.d_model)] + ([("rank", self.rank)] if self.rank is not None else [])
@@ -234,7 +204,7 @@ class NoOutputConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _slices(self.kind, model)
+        yield from slices(self.kind, model)
 
 
 class FixedOrthogonalConfig(HeadOutputConfig):
@@ -244,7 +214,7 @@ class FixedOrthogonalConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _slices(self.kind, model)
+        yield from slices(self.kind, model)
 
 
 class IdentityValueConfig(HeadOutputConfig):
@@ -254,7 +224,7 @@ class IdentityValueConfig(HeadOutputConfig):
 
     def checks_in(self, model: ModelConfig) -> Iterator[Check]:
         yield from super().checks_in(model)
-        yield from _slices(self.kind, model)
+        yield from slices(self.kind, model)
 
 
 class CustomConfig(HeadOutputConfig):
@@ -272,23 +242,6 @@ class CustomConfig(HeadOutputConfig):
     """Values for the fields of the file's config class, which says which are valid; they count as they are written."""
 
 
-def _rank_within(rank: int, model: ModelConfig) -> Iterator[Check]:
-    if rank > model.d_model:
-        expected = f"a rank from 1 to d_model = {model.d_model}"
-        yield Check("head_output.rank", expected, ("d_model",), "a d × d map has rank at most d")
-
-
-def _divides(key: str, number: int, model: ModelConfig) -> Iterator[Check]:
-    if model.d_model % number:
-        yield Check(f"head_output.{key}", f"a divisor of d_model = {model.d_model}", ("d_model",))
-
-
-def _slices(kind: str, model: ModelConfig) -> Iterator[Check]:
-    if model.n_heads * model.head_width != model.d_model:
-        expected = f"another kind, or n_heads · d_head = d_model: {kind} gives each head a slice of the residual stream"
-        yield Check("head_output.kind", expected, ("d_model", "n_heads", "d_head"))
-
-
 HeadOutput = Annotated[
     StandardConfig
     | FactorizedConfig
@@ -299,6 +252,7 @@ HeadOutput = Annotated[
     | KroneckerConfig
     | MonarchConfig
     | SparseConfig
+    | DynamicRankConfig
     | NoOutputConfig
     | FixedOrthogonalConfig
     | IdentityValueConfig

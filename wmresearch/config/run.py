@@ -9,8 +9,9 @@ from pydantic import Field
 
 from wmresearch.config.base import AllowList, Check, Config, Operational
 from wmresearch.config.data import DataConfig
+from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.config.optimizer import Optimizer
+from wmresearch.config.optimizer import MuonConfig, Optimizer
 from wmresearch.config.penalty import GroupLassoPenalty, Penalty, ProximalPenaltyConfig
 from wmresearch.config.training import ExecutionConfig, ParallelConfig, TrackingConfig, TrainingConfig
 
@@ -48,5 +49,11 @@ class RunConfig(Config):
             elif proximal and self.model.head_output.kind == "standard" and self.model.head_width > self.model.d_model:
                 expected = f"gradient: a proximal step needs d_head of at most d_model = {self.model.d_model}"
                 yield Check(f"penalties.{index}.step", expected, ("model.d_head", "model.d_model", "model.n_heads"))
+        chosen = self.model.head_output
+        if isinstance(chosen, DynamicRankConfig):
+            yield from chosen.checks_over(self.training)
+            if isinstance(self.optimizer, MuonConfig) and self.optimizer.heads != "fused":
+                expected = "fused: the directions of all heads of a dynamic_rank are one matrix"
+                yield Check("optimizer.heads", expected, ("model.head_output",))
         if self.parallel.mesh and any(size > 1 for size in self.parallel.mesh.values()):
             yield Check("parallel.mesh", "null: more than one device is not implemented yet")

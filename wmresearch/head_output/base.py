@@ -63,11 +63,14 @@ class HeadOutput(nnx.Module, abc.ABC):
 
     def read(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
         """What the heads read, biases and all: of one x that they share, or each of its own."""
-        z_btkr = self.read_linear(x_btkd)
-        if self.value_bias is None:
+        z_btkr, bias_kr = self.read_linear(x_btkd), self.read_bias()
+        if bias_kr is None:
             return z_btkr
-        bias_kr = self.value_bias[...]
         return z_btkr + jnp.repeat(bias_kr, z_btkr.shape[2] // bias_kr.shape[0], axis=0)[None, None]
+
+    def read_bias(self) -> Float[Array, "k r"] | None:
+        """The a of each value head."""
+        return None if self.value_bias is None else self.value_bias[...]
 
     @abc.abstractmethod
     def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
@@ -89,25 +92,35 @@ class HeadOutput(nnx.Module, abc.ABC):
     def factors(self) -> FactoredMatrix:
         """The M_i of all query heads as A_i B_i: A `[h, d, r]`, B `[h, r, d]`; for maps of full rank, M_i and I."""
 
+    def written_biases(self) -> Float[Array, "h d"]:
+        """What each query head writes of its a_i; zeros without biases."""
+        bias_kr = self.read_bias()
+        if bias_kr is None:
+            return jnp.zeros((self.heads, self.path_cost().d))
+        bias_hr = jnp.repeat(bias_kr, self.heads // bias_kr.shape[0], axis=0)
+        return self.write_each(bias_hr[None, None])[0, 0]
+
     def bias_written(self) -> Float[Array, " d"]:
         """Σ_i (what head i writes of a_i) + b: what the layer gives for x = 0, since attention rows sum to one."""
-        cost = self.path_cost()
-        if self.value_bias is None or self.output_bias is None:
-            return jnp.zeros((cost.d,))
-        bias_hr = jnp.repeat(self.value_bias[...], self.heads // cost.value_heads, axis=0)
-        return self.write(bias_hr[None, None])[0, 0] + self.output_bias[...]
+        written_d = self.written_biases().sum(axis=0)
+        return written_d if self.output_bias is None else written_d + self.output_bias[...]
 
     def flops_per_token(self, attended: float) -> float:
         """Operations of a forward pass in matrix products, for one token that attends to so many keys."""
         return self.path_cost().flops_per_token(self.order, attended)
 
-    def cache_shape(self) -> tuple[int, int]:
-        """Value heads, and width, of what attention mixes, and so of what generation keeps of each past token."""
-        return self.path_cost().cache_shape(self.order)
+    def cache_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Value heads, and width, each time that attention mixes: what generation keeps of each past token."""
+        return (self.path_cost().cache_shape(self.order),)
 
     def cache_per_token(self) -> int:
         """Numbers that generation keeps of each past token, for the value path of one layer."""
-        return self.path_cost().cache_per_token(self.order)
+        return sum(heads * width for heads, width in self.cache_shapes())
+
+    @property
+    def kept_heads(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The query heads and the key/value heads that are there, by their original numbers; None: all, in order."""
+        return None
 
     def symbol(self, name: str) -> str:
         """A parameter's symbol in the formula."""

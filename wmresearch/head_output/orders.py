@@ -20,14 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Mix: TypeAlias = Callable[[Float[Array, "b t k r"]], Float[Array, "b t h r"]]
-"""Applies the attention: what the heads hold at each position → what they gather there. Any number of value heads that
-divides the query heads will do; each is used by as many query heads in a row."""
+
+class Mix(Protocol):
+    """Applies the attention: what the heads hold at each position → what they gather there.
+
+    Any number of value heads that divides the query heads will do; each is used by as many query heads in a row.
+    `heads` are the query heads that mix, all unless given.
+    """
+
+    def __call__(
+        self, value_btkr: Float[Array, "b t k r"], heads: slice = slice(None), /
+    ) -> Float[Array, "b t h r"]: ...
+
 
 QUERY_BLOCK = 64
 """Queries handled together; a block attends to the keys up to its own end, so the masked half is mostly skipped."""

@@ -20,6 +20,8 @@ from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
 Tree = TypeVar("Tree")
+PADDING = -1
+"""In place of a place, where there is nothing."""
 Params: TypeAlias = dict[str, Any]
 """Nested dict of arrays, keyed as the module's attributes are named."""
 
@@ -56,6 +58,32 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class TakenFrom:
+    """Some places along an axis of what another initializer draws for all; zero where a place is `PADDING`.
+
+    So a head or a direction starts the same whichever others are there.
+    """
+
+    inner: Initializer
+    drawn: tuple[int, ...]
+    """The shape that is drawn."""
+    seen: tuple[int, ...]
+    """The shape that it is seen in."""
+    axis: int
+    places: tuple[int, ...]
+
+    def __call__(self, own: PRNGKeyArray, common: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+        del shape
+        whole = self.inner(own, common, self.drawn, dtype).reshape(self.seen)
+        if self.places == tuple(range(self.seen[self.axis])):
+            return whole
+        places = np.array(self.places, int)
+        taken = jnp.take(whole, np.maximum(places, 0), axis=self.axis)
+        along = [-1 if axis == self.axis else 1 for axis in range(len(self.seen))]
+        return jnp.where(jnp.asarray(places != PADDING).reshape(along), taken, 0)
+
+
+@dataclass(frozen=True)
 class MatrixAxes:
     """Which axes of a parameter a matrix product sums over and which it makes; the others hold matrices side by side.
 
@@ -68,6 +96,8 @@ class MatrixAxes:
     """Which of these axes counts the heads."""
     view: tuple[int, ...] | None = None
     """Shape in which the axes are counted, where it is not the parameter's own."""
+    of: tuple[int, ...] | None = None
+    """Shape that the parameter had before heads or directions left it, where it had another."""
 
 
 def read_axes() -> MatrixAxes:

@@ -2,74 +2,110 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig, RotaryPositions
 from wmresearch.head_output import HeadOutput, make_head_output
-from wmresearch.head_output.weights import Normal, bias, read_axes, weight
+from wmresearch.head_output.weights import Initializer, Normal, TakenFrom, bias, read_axes, weight
 from wmresearch.model.layers import fold, rotate
-from wmresearch.model.mixing import attention, attention_after
+from wmresearch.model.mixing import attention, attention_after, key_heads
 
 
 class LayerCache(NamedTuple):
     """What generation keeps of past positions in one layer: keys, and what the heads hold where attention mixes it."""
 
     keys: Float[Array, "b s k e"]
-    values: Float[Array, "b s v r"]
+    values: tuple[Float[Array, "b s v r"], ...]
+    """One array for each time that the layer mixes."""
 
 
 class Attention(nnx.Module):
     """y = Σ_i P_i X M_i with P_i = softmax(causal(Q_i K_iᵀ / √e)), the M_i given by the head output."""
 
     def __init__(self, model: ModelConfig, layer: int = 0, first: HeadOutput | None = None) -> None:
-        d, h, k, e = model.d_model, model.n_heads, model.kv_heads, model.head_width
-        self.query = weight((d, h, e), Normal(model.init_std), model.param_dtype, axes=read_axes())
-        self.key = weight((d, k, e), Normal(model.init_std), model.param_dtype, axes=read_axes())
-        self.query_bias = bias((h, e), model.param_dtype) if model.bias else None
-        self.key_bias = bias((k, e), model.param_dtype) if model.bias else None
+        d, e, dtype = model.d_model, model.head_width, model.param_dtype
         self.head_output = make_head_output(model, layer, first)
+        everyone = (tuple(range(model.n_heads)), tuple(range(model.kv_heads)))
+        heads, key_heads = kept = self.head_output.kept_heads or everyone
+        self.numbers = None if kept == everyone else heads
+        has_bias = model.bias and heads
+        self.query = _of_heads(heads, (d, model.n_heads, e), model) if heads else None
+        self.key = _of_heads(key_heads, (d, model.kv_heads, e), model) if heads else None
+        self.query_bias = bias((len(heads), e), dtype) if has_bias else None
+        self.key_bias = bias((len(key_heads), e), dtype) if has_bias else None
         self.rope_theta = model.positions.theta if isinstance(model.positions, RotaryPositions) else None
-        self.dropout = model.dropout
+        self.dropout, self.width = model.dropout, e
 
     def __call__(self, x_btd: Float[Array, "b t d"], key: PRNGKeyArray | None = None) -> Float[Array, "b t d"]:
-        query_bthe = _project(x_btd, self.query, self.query_bias)
-        key_btke = _project(x_btd, self.key, self.key_bias)
-        if self.rope_theta is not None:
-            query_bthe, key_btke = rotate(query_bthe, self.rope_theta), rotate(key_btke, self.rope_theta)
-        return self.head_output(x_btd, attention(query_bthe, key_btke, self.dropout, fold(key, 0)))
+        query_bthe, key_btke = self._queries_keys(x_btd, 0)
+        return self.head_output(x_btd, attention(query_bthe, key_btke, self.dropout, fold(key, 0), self.numbers))
+
+    def _queries_keys(
+        self, x_btd: Float[Array, "b t d"], start: Int[Array, ""] | int
+    ) -> tuple[Float[Array, "b t h e"], Float[Array, "b t k e"]]:
+        """Of positions from `start` on."""
+        projected = (
+            _project(x_btd, self.query, self.query_bias, self.width),
+            _project(x_btd, self.key, self.key_bias, self.width),
+        )
+        if self.rope_theta is None:
+            return projected
+        query_bthe, key_btke = (rotate(x, self.rope_theta, start) for x in projected)
+        return query_bthe, key_btke
 
     def continue_with(
         self, x_btd: Float[Array, "b t d"], cache: LayerCache, start: Int[Array, ""] | int
     ) -> tuple[Float[Array, "b t d"], LayerCache]:
         """What `__call__` gives at positions from `start` on, where the cache holds all before; the cache after."""
-        query_bthe = _project(x_btd, self.query, self.query_bias)
-        key_btke = _project(x_btd, self.key, self.key_bias)
-        if self.rope_theta is not None:
-            query_bthe, key_btke = (rotate(x, self.rope_theta, start) for x in (query_bthe, key_btke))
+        query_bthe, key_btke = self._queries_keys(x_btd, start)
         keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, key_btke.astype(cache.keys.dtype), start, axis=1)
         held: list[Array] = []
 
-        def mix(value_btkr: Float[Array, "b t k r"]) -> Float[Array, "b t h r"]:
-            new = value_btkr.astype(cache.values.dtype)
-            held.append(jax.lax.dynamic_update_slice_in_dim(cache.values, new, start, axis=1))
-            return attention_after(query_bthe, keys, held[0], start)
+        def mix(value_btkr: Float[Array, "b t k r"], heads: slice = slice(None), /) -> Float[Array, "b t h r"]:
+            old = cache.values[len(held)]
+            held.append(jax.lax.dynamic_update_slice_in_dim(old, value_btkr.astype(old.dtype), start, axis=1))
+            of_heads = key_heads(heads, query_bthe.shape[2] // keys.shape[2])
+            return attention_after(query_bthe[:, :, heads], keys[:, :, of_heads], held[-1], start)
 
         y_btd = self.head_output(x_btd, mix)
-        return y_btd, LayerCache(keys, held[0])
+        return y_btd, LayerCache(keys, tuple(held))
 
     def flops_per_token(self, attended: float) -> float:
         """Forward operations a token in matrix products: queries, keys, scores, and the head output's own."""
+        if self.query is None or self.key is None:
+            return self.head_output.flops_per_token(attended)
         d, h, e = self.query.shape
         _, k, _ = self.key.shape
         return 2.0 * d * (h + k) * e + 2.0 * h * e * attended + self.head_output.flops_per_token(attended)
 
+    def key_shape(self) -> tuple[int, int]:
+        """Key heads, and their width."""
+        return (0 if self.key is None else self.key.shape[1], self.width)
 
-def _project(x_btd: Array, weight_dhe: nnx.Param, bias_he: nnx.Param | None) -> Float[Array, "b t h e"]:
+
+def _of_heads(heads: tuple[int, ...], shape: tuple[int, int, int], model: ModelConfig) -> nnx.Param:
+    """The queries' or keys' weights of some heads, `[d, h, e]`; `shape` is that of all."""
+    d, h, e = shape
+    init: Initializer = Normal(model.init_std)
+    if heads == tuple(range(h)):
+        return weight(shape, init, model.param_dtype, axes=read_axes())
+    axes = replace(read_axes(), of=shape)
+    return weight((d, len(heads), e), TakenFrom(init, shape, shape, 1, heads), model.param_dtype, axes=axes)
+
+
+def _project(
+    x_btd: Array, weight_dhe: nnx.Param | None, bias_he: nnx.Param | None, width: int
+) -> Float[Array, "b t h e"]:
+    """What heads read; of no heads nothing."""
     b, t, d = x_btd.shape
+    if weight_dhe is None:
+        return jnp.zeros((b, t, 0, width), x_btd.dtype)
     _, h, e = weight_dhe.shape
     out = (x_btd.reshape(b * t, d) @ weight_dhe.reshape(d, h * e)).reshape(b, t, h, e)
     return out if bias_he is None else out + bias_he[...][None, None]

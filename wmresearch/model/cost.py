@@ -59,12 +59,12 @@ def model_cost(model: ModelConfig, vocab_size: int, attended: float | None = Non
     transformer = Transformer(model, vocab_size)
     attended = attended_keys(model.context) if attended is None else attended
     layers, d = len(transformer.blocks), model.d_model
-    block = transformer.blocks[0]
-    attention, head_output = block.attention, block.attention.head_output
-    outputs = nnx.List([each.attention.head_output for each in transformer.blocks])  # their ranks may differ
+    block, head_output = transformer.blocks[0], transformer.blocks[0].attention.head_output
+    attentions = nnx.List([each.attention for each in transformer.blocks])  # their heads and ranks may differ
+    outputs = nnx.List([attention.head_output for attention in attentions])
     own = weights.count(outputs)
-    output_flops = head_output.flops_per_token(attended)
-    scores = layers * (weights.count(attention) - weights.count(head_output))
+    output_flops = sum(output.flops_per_token(attended) for output in outputs)
+    scores = weights.count(attentions) - own
     norms = layers * (weights.count(block.attention_norm) + weights.count(block.mlp_norm))
     norms += weights.count(transformer.final_norm)
     mlp = layers * weights.count(block.mlp)
@@ -75,13 +75,13 @@ def model_cost(model: ModelConfig, vocab_size: int, attended: float | None = Non
         PartCost(
             "queries, keys, scores",
             scores,
-            layers * (attention.flops_per_token(attended) - output_flops),
-            layers * model.kv_heads * model.head_width,
+            sum(attention.flops_per_token(attended) for attention in attentions) - output_flops,
+            sum(heads * width for heads, width in (attention.key_shape() for attention in attentions)),
         ),
         PartCost(
             f"head outputs ({head_output.kind})",
             own,
-            sum(output.flops_per_token(attended) for output in outputs),
+            output_flops,
             sum(output.cache_per_token() for output in outputs),
             layers * d,
         ),

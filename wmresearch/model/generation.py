@@ -112,6 +112,5 @@ def empty_cache(transformer: Transformer, batch: int, context: int, dtype: str) 
 
 def layer_cache(layer: Attention, batch: int, context: int, dtype: str) -> LayerCache:
     """Of one layer."""
-    _, k, e = layer.key.shape
-    widths = ((k, e), layer.head_output.cache_shape())
-    return LayerCache(*(jnp.zeros((batch, context, *width), dtype) for width in widths))
+    empty = lambda shape: jnp.zeros((batch, context, *shape), dtype)
+    return LayerCache(empty(layer.key_shape()), tuple(map(empty, layer.head_output.cache_shapes())))

@@ -10,6 +10,7 @@ or value head follow one another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.head_output.orders import Mix, query_blocks
-from wmresearch.model.layers import dropout, fold
+from wmresearch.model.layers import dropout
 
 _CUDNN_WIDTHS = 128
 """Widest heads of cuDNN's kernel on every GPU that has it; widths are multiples of 8."""
@@ -28,24 +29,35 @@ def attention(
     key_btke: Float[Array, "b t k e"],
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Mix:
     """The function that mixes what heads hold, each query over the positions up to its own.
 
-    Dropout acts on the entries of P_i. The softmax is taken in float32 or better.
+    Dropout acts on the entries of P_i; it is drawn for a head by its number, its place unless `numbers` are given. The
+    softmax is taken in float32 or better.
     """
+    group = query_bthe.shape[2] // max(key_btke.shape[2], 1)
+    numbered = jnp.arange(query_bthe.shape[2]) if numbers is None else jnp.asarray(numbers)
     scaled_bthe = query_bthe * query_bthe.shape[-1] ** -0.5
     drops = dropout_rate > 0 and dropout_key is not None
 
-    def mix(value_btvr: Float[Array, "b t v r"]) -> Float[Array, "b t h r"]:
-        if not drops and jax.default_backend() == "gpu" and _cudnn_can(scaled_bthe, key_btke, value_btvr):
-            return of_equal_widths(scaled_bthe, key_btke, value_btvr, "cudnn")
-        query, key, value = map(_by_head, (scaled_bthe, key_btke, value_btvr))
-        if not drops:
+    def mix(value_btvr: Float[Array, "b t v r"], heads: slice = slice(None), /) -> Float[Array, "b t h r"]:
+        of_heads, of_keys = scaled_bthe[:, :, heads], key_btke[:, :, key_heads(heads, group)]
+        if not drops and jax.default_backend() == "gpu" and _cudnn_can(of_heads, of_keys, value_btvr):
+            return of_equal_widths(of_heads, of_keys, value_btvr, "cudnn")
+        query, key, value = map(_by_head, (of_heads, of_keys, value_btvr))
+        if dropout_rate == 0 or dropout_key is None:
             return _by_head(_by_blocks(query, key, value))
-        blocks = _forward(query, key, value, dropout_rate, dropout_key)
+        keys = jax.vmap(lambda number: jax.random.fold_in(dropout_key, number))(numbered[heads])
+        blocks = _forward(query, key, value, dropout_rate, keys)
         return _by_head(jnp.concatenate([mixed for mixed, _ in blocks], axis=2))
 
     return mix
+
+
+def key_heads(heads: slice, group: int) -> slice:
+    """The key heads of some query heads in a row, where `group` of these share one."""
+    return slice(heads.start and heads.start // group, heads.stop and heads.stop // group)
 
 
 def attention_after(
@@ -96,14 +108,17 @@ def _forward(
     key_bkte: Float[Array, "b k t e"],
     value_bvtr: Float[Array, "b v t r"],
     dropout_rate: float = 0.0,
-    dropout_key: PRNGKeyArray | None = None,
+    dropout_keys: PRNGKeyArray | None = None,
 ) -> list[tuple[Array, Array]]:
-    """What each block of queries mixes, and its rows of P_i."""
+    """What each block of queries mixes, and its rows of P_i. Dropout has a key for each head."""
     out = []
     for start, end in query_blocks(query_bhte.shape[2]):
         allowed = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
         weights = _weights(query_bhte[:, :, start:end], key_bkte[:, :, :end], allowed)
-        weights = dropout(weights, dropout_rate, fold(dropout_key, start))
+        if dropout_keys is not None:
+            of_block = jax.vmap(lambda key, start=start: jax.random.fold_in(key, start))(dropout_keys)
+            drop = lambda weights, key: dropout(weights, dropout_rate, key)
+            weights = jax.vmap(drop, in_axes=(1, 0), out_axes=1)(weights, of_block)
         out.append((_mixed(weights, value_bvtr[:, :, :end]), weights))
     return out
 

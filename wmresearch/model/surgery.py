@@ -82,16 +82,11 @@ def _padded(maps: FactoredMatrix, rank: int) -> FactoredMatrix:
 
 def _layer(block: Block, maps: FactoredMatrix) -> Heads:
     output = block.attention.head_output
-    h, d, _ = maps.a.shape
     gained = FactoredMatrix(block.attention_norm.gain[...][None, :, None] * maps.a, maps.b)
     _, s, directions = gained.svd()
-    bias_kr, bias_d = value_or_none(output.value_bias), value_or_none(output.output_bias)
-    if bias_kr is None or bias_d is None:  # a head output has both or none
-        written_hd, bias_d = jnp.zeros((h, d), maps.a.dtype), jnp.zeros(d, maps.a.dtype)
-    else:
-        bias_hr = jnp.repeat(bias_kr, h // bias_kr.shape[0], axis=0)
-        written_hd = output.write_each(bias_hr[None, None])[0, 0]
-    return Heads(maps, directions, jnp.linalg.norm(s, axis=-1), written_hd, bias_d)
+    bias_d = value_or_none(output.output_bias)
+    bias_d = jnp.zeros(maps.a.shape[1], maps.a.dtype) if bias_d is None else bias_d
+    return Heads(maps, directions, jnp.linalg.norm(s, axis=-1), output.written_biases(), bias_d)
 
 
 def weakest(norms: Float[Array, "l h"], count: int) -> list[Place]:

@@ -80,22 +80,29 @@ class Transformer(nnx.Module):
 
     def _residual(self, tokens_bt: Int[Array, "b t"], key: PRNGKeyArray | None) -> Float[Array, "b t d"]:
         """The residual stream after the last layer."""
-        t = tokens_bt.shape[1]
-        x_btd = self.embedding[...][tokens_bt]
-        if self.positions is not None:
-            x_btd = x_btd + self.positions[...][None, :t]
-        x_btd = dropout(x_btd, self.dropout, fold(key, 0))
+        x_btd = dropout(self._embedded(tokens_bt, 0), self.dropout, fold(key, 0))
         return through_layers(self.blocks, x_btd, key, self.execution)
+
+    def _embedded(self, tokens_bt: Int[Array, "b t"], start: Int[Array, ""] | int) -> Float[Array, "b t d"]:
+        """Tokens at positions from `start` on."""
+        x_btd = self.embedding[...][tokens_bt]
+        if self.positions is None:
+            return x_btd
+        return x_btd + jax.lax.dynamic_slice_in_dim(self.positions[...], start, tokens_bt.shape[1])[None]
+
+    def attention_inputs(self, tokens_bt: Int[Array, "b t"]) -> list[Float[Array, "b t d"]]:
+        """What the attention of each layer reads."""
+        x_btd, found = self._embedded(tokens_bt, 0), []
+        for block in self.blocks:
+            found.append(block.attention_norm(x_btd))
+            x_btd = block(x_btd, None)
+        return found
 
     def continue_with(
         self, tokens_bt: Int[Array, "b t"], cache: Sequence[LayerCache], start: Int[Array, ""] | int
     ) -> tuple[Float[Array, "b t v"], tuple[LayerCache, ...]]:
         """The logits of tokens that follow those in the cache, the first at position `start`; the cache after."""
-        t = tokens_bt.shape[1]
-        x_btd = self.embedding[...][tokens_bt]
-        if self.positions is not None:
-            x_btd = x_btd + jax.lax.dynamic_slice_in_dim(self.positions[...], start, t)[None]
-        after = []
+        x_btd, after = self._embedded(tokens_bt, start), []
         for block, layer in zip(self.blocks, cache, strict=True):
             x_btd, layer = block.continue_with(x_btd, layer, start)
             after.append(layer)

@@ -8,11 +8,13 @@ from pathlib import Path
 import jax
 
 from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
+from wmresearch.config.model import ModelConfig
 from wmresearch.data import TokenizedCorpus, load_corpus
 from wmresearch.head_output.weights import Params, initialize
 from wmresearch.model import Transformer
 from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.program import make_program
+from wmresearch.training.rank_cut import model_at
 from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.runtime import prepare_runtime
 
@@ -25,6 +27,9 @@ class TrainedRun:
     """Its directory, as it was asked for."""
     step: int
     config: RunConfig
+    """As the run was started."""
+    model: ModelConfig
+    """As it was at the step: heads may have lost directions."""
     corpus: TokenizedCorpus
     transformer: Transformer
     params: Params
@@ -54,8 +59,6 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
     config = parse_run(yaml_text.read(file), str(file))
     prepare_runtime(config)
     corpus = load_corpus(config.data)
-    transformer = Transformer(config.model, corpus.tokenizer.vocab_size)
-    like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
     if not directory.checkpoints.is_dir():  # orbax would make it
         raise ConfigError([Problem(str(path), "", "", "a run with a checkpoint", "train it first: `wm train`")])
     with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
@@ -64,5 +67,8 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
             expected = f"a step with a checkpoint: {', '.join(map(str, steps))}" if steps else "a run with a checkpoint"
             raise ConfigError([Problem(str(path), "", "" if step is None else f"step {step}", expected)])
         step = steps[-1] if step is None else step
+        model = model_at(config.model, directory.ranks(), step)
+        transformer = Transformer(model, corpus.tokenizer.vocab_size)
+        like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
         params = checkpoints.restore_params(like, step)
-    return TrainedRun(str(path), step, config, corpus, transformer, params)
+    return TrainedRun(str(path), step, config, model, corpus, transformer, params)

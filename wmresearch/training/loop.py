@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,18 +15,16 @@ import numpy as np
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
 from wmresearch.data import Stream, TokenizedCorpus, load_corpus
 from wmresearch.head_output import make_head_output
-from wmresearch.model.cost import model_cost
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoints import open_checkpoints
-from wmresearch.training.diagnostics import effective_decay, make_diagnostics
-from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.manifest import make_manifest
-from wmresearch.training.program import make_program
-from wmresearch.training.recorder import DivergedError, Progress, Recorder
+from wmresearch.training.rank_cut import model_at
+from wmresearch.training.recorder import DivergedError, Progress, Recorder, figures_of
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.runtime import prepare_runtime
-from wmresearch.training.step import Metrics, TrainState, make_dispatch, make_evaluate
+from wmresearch.training.stage import Stages, cut_steps
+from wmresearch.training.step import Metrics, TrainState
 from wmresearch.training.warm_start import check_start
 
 Report: TypeAlias = Callable[[Progress], None]
@@ -103,44 +101,32 @@ def _run(
 ) -> TrainState | None:
     """The state after the last step, or None where a stop was asked for before it."""
     training, data, context = config.training, config.data, config.model.context
-    program = make_program(config, corpus.tokenizer.vocab_size)
-    cost = model_cost(config.model, corpus.tokenizer.vocab_size)
+    stages, model = Stages(config, corpus), config.model
     directory.write_config(config)
     manifest = make_manifest(labels.run_id, corpus.name, corpus.digest)
-    directory.write_manifest(manifest | program.stated())
-    recorder.start(
-        corpus_digest=corpus.digest,
-        parameters=cost.parameters,
-        head_output_parameters=cost.head_output_parameters,
-        head_output_nonzeros=cost.head_output_nonzeros,
-        masked_dense=cost.masked_dense,
-        flops_per_token=cost.training_flops_per_token,
-    )
-
-    per_dispatch = min(training.steps_per_dispatch, training.steps)
-    room = max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
-    dispatch = make_dispatch(program.step, room)
-    evaluate = make_evaluate(program.nats)
-    validate = make_evaluator(evaluate, corpus.splits["validation"], context)
-    measure = make_diagnostics(program.transformer)
-    effective = effective_decay(config.optimizer, program.transformer)
-    keys = program.keys()
+    directory.write_manifest(manifest | stages.of(model).program.stated())
+    recorder.start(corpus_digest=corpus.digest, **figures_of(model, stages.cost(model)))
+    cuts = cut_steps(config)
 
     with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
-        restored = checkpoints.restore(program.state_like()) if checkpoints.steps() else None
-        state = program.initial_state() if restored is None else restored
+        saved = checkpoints.steps()
+        if saved:
+            model = model_at(config.model, directory.ranks(), saved[-1])
+        stage = stages.of(model)
+        restored = checkpoints.restore(stage.program.state_like()) if saved else None
+        state = stage.program.initial_state() if restored is None else restored
         step = int(state.step)
         recorder.resume(step)
         if stop.signal is not None and step < training.steps:  # before anything is compiled
             return None
         if training.diagnostics and step == 0:  # the null that trained spectra are seen beside
-            recorder.diagnostics(0, measure(state.params))
+            recorder.diagnostics(0, stage.measure(state.params))
         pending: tuple[int, int, Metrics] | None = None
         while step < training.steps:
-            n = min(per_dispatch, _next_stop(config, step) - step)
-            tokens = np.zeros((room, data.batch_size, context + 1), np.int32)
+            n = min(training.steps_per_dispatch, _next_stop(config, cuts, step) - step)
+            tokens = np.zeros((stages.room, data.batch_size, context + 1), np.int32)
             tokens[:n] = stream.batches(step, n)
-            state, metrics = dispatch(state, jnp.asarray(tokens), n, keys)
+            state, metrics = stage.dispatch(state, jnp.asarray(tokens), n, stage.program.keys())
             if pending is not None:  # read the last dispatch's metrics while this one runs
                 recorder.steps(*pending)
             pending = (step, n, metrics)
@@ -149,20 +135,24 @@ def _run(
             stopping = stop.signal is not None and not last
             evaluating = last or _due(step, training.evaluate_every)
             saving = last or _due(step, training.checkpoint_every) or stopping
-            if evaluating or saving:
+            if evaluating or saving or step in cuts:
                 recorder.steps(*pending)
                 pending = None
+                if step in cuts:
+                    model, state = stages.cut(model, state, step, tokens[n - 1, :, :-1])
+                    stage = stages.of(model)
+                    recorder.cut(step, model, stages.cost(model))
                 if evaluating:
-                    recorder.validation(step, validate(state.params))
+                    recorder.validation(step, stage.validate(state.params))
                     if training.diagnostics:
-                        recorder.diagnostics(step, measure(state.params) | effective(state))
+                        recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state))
                 if saving:
                     checkpoints.save(state, step)
                 recorder.pause()
             if stopping:
                 return None
-        if "test" in corpus.splits:
-            recorder.test(make_evaluator(evaluate, corpus.splits["test"], context)(state.params))
+        if stage.test is not None:
+            recorder.test(stage.test(state.params))
     return state
 
 
@@ -170,7 +160,8 @@ def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _next_stop(config: RunConfig, step: int) -> int:
+def _next_stop(config: RunConfig, cuts: Sequence[int], step: int) -> int:
     """The next step at which something happens outside the compiled program."""
     periods = [every for every in (config.training.evaluate_every, config.training.checkpoint_every) if every]
-    return min([config.training.steps, *((step // every + 1) * every for every in periods)])
+    regular = [(step // every + 1) * every for every in periods]
+    return min([config.training.steps, *regular, *(cut for cut in cuts if cut > step)])

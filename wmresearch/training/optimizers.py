@@ -120,7 +120,7 @@ def muon_shape_factors(config: MuonConfig, parameters: dict[str, nnx.Variable]) 
     for path, parameter in parameters.items():
         axes = _muon_axes(config, facts_of(path, parameter))
         if axes is not None:
-            out[path] = _shape_factor(config, axes.view or parameter.get_raw_value().shape, axes)
+            out[path] = _shape_factor(config, axes.of or axes.view or parameter.get_raw_value().shape, axes)
     return out
 
 
@@ -132,9 +132,8 @@ def _shape_factor(config: MuonConfig, shape: tuple[int, ...], axes: MatrixAxes) 
 
 
 def _times_shape_factor(config: MuonConfig, updates: Params, axes: Params) -> Params:
-    return jax.tree.map(
-        lambda leaf, found: leaf * _shape_factor(config, leaf.shape, found), updates, _masked_like(axes, updates)
-    )
+    scaled = lambda leaf, found: leaf * _shape_factor(config, found.of or leaf.shape, found)
+    return jax.tree.map(scaled, updates, _masked_like(axes, updates))
 
 
 def _muon_axes(config: MuonConfig, about: ParameterFacts) -> MatrixAxes | None:
@@ -145,7 +144,7 @@ def _muon_axes(config: MuonConfig, about: ParameterFacts) -> MatrixAxes | None:
     if config.heads == "fused" or axes.heads is None:
         return axes
     reads, writes = (tuple(axis for axis in side if axis != axes.heads) for side in (axes.reads, axes.writes))
-    return MatrixAxes(reads, writes, None, axes.view)
+    return MatrixAxes(reads, writes, None, axes.view, axes.of)
 
 
 def _is_axes(value: Any) -> bool:

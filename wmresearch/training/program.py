@@ -9,6 +9,7 @@ import jax
 import optax
 
 from wmresearch.config import RunConfig
+from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.head_output import FactorizedConfig, SparseConfig
 from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
@@ -21,8 +22,9 @@ from wmresearch.training.parameters import head_outputs, parameter_facts, traine
 from wmresearch.training.penalties import Penalties, make_map_decay
 from wmresearch.training.proximal import Change, make_proximal_step, make_rebalancing
 from wmresearch.training.randomness import Purpose, purpose_key
+from wmresearch.training.rank_training import ExpectedRank, make_budget, make_draw, make_expected_rank
 from wmresearch.training.sparsity import Sparsity, constrain
-from wmresearch.training.step import Keys, Parts, Step, TrainState, make_loss, make_state, make_step
+from wmresearch.training.step import Keys, Parts, Step, TrainState, make_loss, make_state, make_step, together
 from wmresearch.training.warm_start import warm_start
 
 
@@ -37,7 +39,7 @@ class Program:
     nats: Nats
     optimizer: optax.GradientTransformationExtraArgs
     parts: Parts
-    penalties: Penalties | None
+    penalties: tuple[Penalties | ExpectedRank, ...]
     step: Step
 
     def initial_params(self) -> Params:
@@ -63,7 +65,7 @@ class Program:
         return jax.eval_shape(lambda: self._state(initialize(self.transformer, key)))
 
     def _state(self, params: Params) -> TrainState:
-        memory = self.penalties.start(params) if self.penalties else {}
+        memory = {name: kept for penalty in self.penalties for name, kept in penalty.start(params).items()}
         return make_state(params, self.optimizer, self.parts.trained, memory)
 
     def stated(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class Program:
         return Keys(
             dropout=purpose_key(seed, Purpose.DROPOUT) if model.dropout else None,
             masks=purpose_key(seed, Purpose.MASKS) if isinstance(model.head_output, SparseConfig) else None,
+            ranks=purpose_key(seed, Purpose.RANKS) if self.parts.draw else None,
         )
 
 
@@ -95,7 +98,9 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
     ]
     by_gradient = [penalty for penalty in config.penalties if penalty not in by_step]
     group = config.model.n_heads // config.model.kv_heads
-    penalties = Penalties(by_gradient, maps, steps, group, own) if by_gradient else None
+    penalties: list[Penalties | ExpectedRank] = []
+    if by_gradient:
+        penalties.append(Penalties(by_gradient, maps, steps, group, own))
     after: list[Change] = [make_proximal_step(penalty, transformer, steps) for penalty in by_step]
     output = config.model.head_output
     if isinstance(output, FactorizedConfig) and output.rebalance_every is not None:
@@ -104,9 +109,16 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
     if isinstance(output, SparseConfig):
         sparsity = Sparsity(output, steps, config.model.d_model)
         after.append(sparsity)
+    draw = None
+    if isinstance(output, DynamicRankConfig):
+        draw = make_draw(output, transformer)
+        expected_rank, budget = make_expected_rank(output, transformer, steps), make_budget(output, transformer, steps)
+        penalties += [expected_rank] if expected_rank else []
+        after += [budget] if budget else []
     optimizer = make_optimizer(chosen, steps, parameter_facts(transformer))
     parts = Parts(
-        penalties=penalties,
+        draw=draw,
+        penalties=together(*penalties),
         decay=make_map_decay(chosen.frobenius_decay, maps, own) if chosen.frobenius_decay else None,
         constrain=constrain if sparsity is not None and sparsity.follows_mask else None,
         after=tuple(after),
@@ -114,4 +126,4 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
     )
     schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
     step = make_step(make_loss(nats), optimizer, schedule, parts)
-    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, penalties, step)
+    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, tuple(penalties), step)

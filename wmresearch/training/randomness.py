@@ -14,6 +14,7 @@ class Purpose(enum.IntEnum):
     INITIALIZATION = 0
     DROPOUT = 1
     MASKS = 2
+    RANKS = 3
 
 
 def purpose_key(seed: int, purpose: Purpose) -> PRNGKeyArray:

@@ -11,7 +11,10 @@ from typing import Any
 import jax
 
 from wmresearch.config import RunConfig
+from wmresearch.config.dynamic_rank import DynamicRankConfig
+from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import kind_of
+from wmresearch.model.cost import Cost
 from wmresearch.training.diagnostics import Diagnostics, layer_means
 from wmresearch.training.evaluation import Evaluation
 from wmresearch.training.run_directory import RunDirectory, RunLabels, State
@@ -35,6 +38,20 @@ class Progress:
     seconds_left: float | None = None
 
 
+def figures_of(model: ModelConfig, cost: Cost) -> dict[str, Any]:
+    """What a summary says of a model's size and cost."""
+    chosen = model.head_output
+    ranks = chosen.all_ranks(model) if isinstance(chosen, DynamicRankConfig) else None
+    return {
+        "parameters": cost.parameters,
+        "head_output_parameters": cost.head_output_parameters,
+        "head_output_nonzeros": cost.head_output_nonzeros,
+        "total_rank": None if ranks is None else sum(map(sum, ranks)),
+        "masked_dense": cost.masked_dense,
+        "flops_per_token": cost.training_flops_per_token,
+    }
+
+
 class DivergedError(Exception):
     """The loss or the gradient is not finite any more."""
 
@@ -55,14 +72,31 @@ class Recorder:
         self._figures: dict[str, Any] = {"wall_seconds": earlier_seconds}
         self._speed = Speed(config.data.batch_size * config.model.context)
         self._tracker: Tracker | None = None
+        self._costs: list[tuple[int, float]] = []
+        """Step from which on → training FLOPs a token."""
         self._said = 0.0
 
     def start(self, **figures: Any) -> None:
         """The run has begun; figures of the model and corpus are known."""
         self._figures |= figures
+        self._costs = [(0, self._figures["flops_per_token"])]
         self._write_summary("running")
         self._tell("starting", force=True)
         self._tracker = make_tracker(self._config.tracking.wandb, self._identity(), self._directory.path)
+
+    def cut(self, step: int, model: ModelConfig, cost: Cost) -> None:
+        """The heads were cut after a step: the model is smaller from then on."""
+        chosen = model.head_output
+        assert isinstance(chosen, DynamicRankConfig)
+        ranks, figures = chosen.all_ranks(model), figures_of(model, cost)
+        self._directory.append_ranks(step, ranks, final=chosen.method.kind == "fixed", **figures)
+        self._after_cut(self._directory.ranks()[-1])
+
+    def _after_cut(self, line: dict[str, Any]) -> None:
+        self._costs.append((line["step"], line["flops_per_token"]))
+        self._figures |= {name: value for name, value in line.items() if name not in ("step", "ranks", "final")}
+        layers = {f"rank/layer{layer}": float(sum(row)) for layer, row in enumerate(line["ranks"])}
+        self._track(line["step"], {"rank/total": float(line["total_rank"]), **layers})
 
     def _identity(self) -> RunIdentity:
         labels = self._labels
@@ -83,6 +117,8 @@ class Recorder:
             self._remember(line["step"], {name: value for name, value in line.items() if name != "step"})
         for line in self._directory.diagnostics():
             self._track(line["step"], layer_means(line))
+        for line in self._directory.ranks():
+            self._after_cut(line)
         self._tell("compiling", force=True)
 
     def steps(self, first: int, n: int, metrics: Metrics) -> None:
@@ -132,11 +168,18 @@ class Recorder:
         """Writes the end of the run and returns its summary. `wall_seconds` adds up over the run's starts."""
         self._figures["wall_seconds"] += time.monotonic() - started
         self._figures["tokens_per_second"] = self._speed.tokens_per_second
+        self._figures["training_flops"] = self._flops_so_far()
         summary = self._write_summary(state, reason)
         if self._tracker is not None:
             self._tracker.finish(summary, exit_code=0 if state == "finished" else 1)
         self._tell(state, force=True, state=state, reason=reason)
         return summary
+
+    def _flops_so_far(self) -> float:
+        """Of all steps done, each with the model that it had."""
+        ends = [step for step, _ in self._costs[1:]] + [self._figures.get("step", 0)]
+        per_token = sum((end - start) * flops for (start, flops), end in zip(self._costs, ends, strict=True))
+        return per_token * self._config.data.batch_size * self._config.model.context
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         self._directory.append_metrics(step, values)

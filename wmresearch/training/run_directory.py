@@ -5,6 +5,7 @@ status.json     state and heartbeat         timing.jsonl    wall-clock figures
 summary.json    the result                  manifest.json   what it was made from
 checkpoints/    parameters and optimizer state
 diagnostics.jsonl   statistics of each head's map at each evaluation, and before the first step
+ranks.jsonl     the rank of each head after each cut, where heads find their ranks
 spectra/STEP.npz    its singular values `[layers, heads, r]`
 head_output.py  the file of a head output of the user's own, where the run has one
 error.txt       the traceback of what made the run fail, where it did
@@ -17,7 +18,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +39,12 @@ FINAL: tuple[State, ...] = ("finished", "diverged")
 _SUMMARY_KEYS = (
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
     "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
-    "head_output_parameters", "head_output_nonzeros", "masked_dense", "flops_per_token", "tokens_per_second",
-    "wall_seconds",
+    "head_output_parameters", "head_output_nonzeros", "total_rank", "masked_dense", "flops_per_token",
+    "training_flops", "tokens_per_second", "wall_seconds",
 )  # fmt: skip
 
 _KEPT_ON_FAILURE = (
-    "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros",
+    "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank",
     "masked_dense", "flops_per_token", "wall_seconds",
 )  # fmt: skip
 
@@ -179,6 +180,14 @@ class RunDirectory:
         """The lines of diagnostics.jsonl."""
         return self._lines("diagnostics.jsonl")
 
+    def append_ranks(self, step: int, ranks: Sequence[Sequence[int]], **figures: Any) -> None:
+        """The rank of each key/value head of each layer after the cut of a step."""
+        self._append("ranks.jsonl", {"step": step, "ranks": ranks, **figures})
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """The lines of ranks.jsonl."""
+        return self._lines("ranks.jsonl")
+
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json_line(value))
@@ -202,7 +211,7 @@ class RunDirectory:
         for path in (self.path / "spectra").glob("*.npz"):
             if int(path.stem) > step or step == 0:
                 path.unlink()
-        for name in ("metrics.jsonl", "timing.jsonl", "diagnostics.jsonl"):
+        for name in ("metrics.jsonl", "timing.jsonl", "diagnostics.jsonl", "ranks.jsonl"):
             kept = [line for line in self._lines(name) if line["step"] <= step and step > 0]
             if kept or (self.path / name).exists():
                 write_atomically(self.path / name, "".join(map(json_line, kept)))

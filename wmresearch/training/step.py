@@ -34,6 +34,7 @@ class Keys(NamedTuple):
 
     dropout: PRNGKeyArray | None = None
     masks: PRNGKeyArray | None = None
+    ranks: PRNGKeyArray | None = None
 
 
 Step: TypeAlias = Callable[[TrainState, Int[Array, "b t1"], Keys], tuple[TrainState, Metrics]]
@@ -62,11 +63,17 @@ class Penalized(NamedTuple):
     metrics: Metrics
 
 
+Penalize: TypeAlias = Callable[[Params, Int[Array, ""], Float[Array, ""], dict[str, Any]], Penalized]
+"""(parameters, step, loss, memory) → what is added to the clipped gradient."""
+
+
 class StepFacts(NamedTuple):
     """What is known after the optimizer's step."""
 
     step: Int[Array, ""]
     learning_rate: Float[Array, ""]
+    before: Params
+    """The parameters before the step."""
     gradient: Params
     """Of the loss, as it came: not clipped, of masked entries too."""
     key: PRNGKeyArray | None
@@ -75,8 +82,9 @@ class StepFacts(NamedTuple):
 class Parts(NamedTuple):
     """What a step does besides following the loss's gradient."""
 
-    penalties: Callable[[Params, Int[Array, ""], Float[Array, ""], dict[str, Any]], Penalized] | None = None
-    """(parameters, step, loss, memory) → what is added to the clipped gradient."""
+    draw: Callable[[Params, PRNGKeyArray], Params] | None = None
+    """(parameters, key) → those by which the loss is taken at this step."""
+    penalties: Penalize | None = None
     decay: Callable[[Params], Params] | None = None
     """Parameters → what is added as decoupled weight decay is."""
     constrain: Callable[[Params, Params], Params] | None = None
@@ -85,6 +93,23 @@ class Parts(NamedTuple):
     """Changes of the parameters after the optimizer's step, one after another."""
     trained: Params | None = None
     """For each parameter whether it has a gradient; None: all have."""
+
+
+def together(*penalties: Penalize) -> Penalize | None:
+    """What several penalties add; None of none."""
+
+    def added(params: Params, step: Int[Array, ""], loss: Float[Array, ""], memory: dict[str, Any]) -> Penalized:
+        sums: Params = {}
+        kept: dict[str, Any] = {}
+        metrics: Metrics = {}
+        for penalize in penalties:
+            found = penalize(params, step, loss, memory)
+            sums = join(sums, found.added, both=jnp.add)
+            kept |= found.memory
+            metrics |= found.metrics
+        return Penalized(sums, kept, metrics)
+
+    return added if len(penalties) > 1 else next(iter(penalties), None)
 
 
 def make_state(
@@ -107,11 +132,14 @@ def make_step(
     """One update. Metrics are those of the loss, the gradient's norm before clipping, and the learning rate."""
 
     def step(state: TrainState, tokens: Int[Array, "b t1"], keys: Keys) -> tuple[TrainState, Metrics]:
-        dropout_key, mask_key = (None if key is None else step_key(key, state.step) for key in keys)
+        dropout_key, mask_key, rank_key = (None if key is None else step_key(key, state.step) for key in keys)
         own, fixed = (state.params, {}) if parts.trained is None else split(state.params, parts.trained)
 
         def of_own(own: Params) -> tuple[Float[Array, ""], Metrics]:
-            return loss(join(own, fixed), tokens, dropout_key)
+            params = join(own, fixed)
+            if parts.draw is not None and rank_key is not None:
+                params = parts.draw(params, rank_key)
+            return loss(params, tokens, dropout_key)
 
         (value, metrics), found = jax.value_and_grad(of_own, has_aux=True)(own)
         gradient = found if parts.constrain is None else parts.constrain(state.params, found)
@@ -122,7 +150,7 @@ def make_step(
         decayed = None if parts.decay is None else parts.decay(state.params)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, own, added=added, decayed=decayed)
         params = join(optax.apply_updates(own, updates), fixed)
-        facts = StepFacts(state.step, schedule(state.step), found, mask_key)
+        facts = StepFacts(state.step, schedule(state.step), state.params, found, mask_key)
         for change in parts.after:
             params, about = change(params, facts)
             metrics |= about

@@ -1,0 +1,122 @@
+"""What each direction of a head is multiplied by, M = A diag(g) B, while its method finds out which are needed."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from wmresearch.config.rank_method import Budgeted, HardConcrete, Nested, RankMethod
+from wmresearch.head_output.rank_layout import RankLayout
+from wmresearch.head_output.weights import Constant, Params, buffer, weight
+
+TEMPERATURE = 0.33
+STRETCH = (-0.1, 1.1)
+"""γ, ζ: the interval that a relaxed gate is stretched to before it is clipped to [0, 1]."""
+
+
+class Gates(nnx.Module, abc.ABC):
+    """The gates of a layer's directions, in their row: `[w]`."""
+
+    @abc.abstractmethod
+    def __call__(self) -> Float[Array, " w"]:
+        """G without chance, as it is evaluated."""
+
+    @abc.abstractmethod
+    def scores(self) -> Float[Array, " w"]:
+        """What directions are kept by: the largest."""
+
+
+class HardConcreteGates(Gates):
+    """g = clip(σ(log α) (ζ − γ) + γ, 0, 1) of a direction, times that of its head where heads have gates.
+
+    In training σ((log α + logit u) / β) takes the place of σ(log α), u uniform (`with_chance`).
+    """
+
+    def __init__(self, method: HardConcrete, layout: RankLayout, dtype: str) -> None:
+        self.speed = method.speed
+        start = Constant(method.start / method.speed)
+        self.slow = weight((layout.width,), start, dtype, decay=False)
+        """log α / speed, so that an optimizer whose steps have one size changes log α faster"""
+        self.slow_of_head = weight((len(layout.heads),), start, dtype, decay=False) if method.heads else None
+        self._head_index = tuple(np.repeat(np.arange(len(layout.heads)), _widths(layout)).tolist())
+
+    def __call__(self) -> Float[Array, " w"]:
+        low, high = STRETCH
+        return self._of_both(lambda log_alpha: jnp.clip(jax.nn.sigmoid(log_alpha) * (high - low) + low, 0, 1))
+
+    def scores(self) -> Float[Array, " w"]:
+        """P(g > 0) = σ(log α − β ln(−γ/ζ)), that of its head as a factor."""
+        low, high = STRETCH
+        return self._of_both(lambda log_alpha: jax.nn.sigmoid(log_alpha - TEMPERATURE * math.log(-low / high)))
+
+    def _of_both(self, function: Callable[[Array], Array]) -> Float[Array, " w"]:
+        own = function(self.speed * self.slow[...])
+        if self.slow_of_head is None:
+            return own
+        return own * function(self.speed * self.slow_of_head[...])[np.array(self._head_index, int)]
+
+
+def with_chance(gates: Params, speed: float, uniform: Params) -> Params:
+    """The leaves of `HardConcreteGates` for which it gives the gates drawn with the given u, of the same shapes."""
+
+    def drawn(slow: Array, u: Array) -> Array:
+        logit = jnp.log(u) - jnp.log1p(-u)
+        return (slow + logit.astype(slow.dtype) / speed) / TEMPERATURE
+
+    return {name: drawn(leaf, uniform[name]) for name, leaf in gates.items()}
+
+
+class ScaleGates(Gates):
+    """g = s, trained; importance is smoothed in training (`training.rank_budget`)."""
+
+    def __init__(self, method: Budgeted, layout: RankLayout, dtype: str) -> None:
+        del method
+        self.scale = weight((layout.width,), Constant(1.0), dtype, decay=False)
+        self.sensitivity = buffer((layout.width,), Constant(0.0), dtype)
+        """Ī, the moving average of a direction's |p ∂loss/∂p|"""
+        self.uncertainty = buffer((layout.width,), Constant(0.0), dtype)
+        """Ū, that of |I − Ī|"""
+
+    def __call__(self) -> Float[Array, " w"]:
+        return self.scale[...]
+
+    def scores(self) -> Float[Array, " w"]:
+        """Ī Ū."""
+        return self.sensitivity[...] * self.uncertainty[...]
+
+
+class PrefixGates(Gates):
+    """g = 1; in training 0 beyond the first m directions of every head, m drawn at each step."""
+
+    def __init__(self, method: Nested, layout: RankLayout, dtype: str) -> None:
+        del method
+        self.within = buffer((layout.width,), Constant(1.0), dtype)
+
+    def __call__(self) -> Float[Array, " w"]:
+        return self.within[...]
+
+    def scores(self) -> Float[Array, " w"]:
+        """All equal: of equal scores the first direction of each head goes first."""
+        return jnp.zeros_like(self.within[...])
+
+
+def make_gates(method: RankMethod, layout: RankLayout, dtype: str) -> Gates | None:
+    """The gates of a method; None where it has none, or where there are no directions."""
+    if not layout.width:
+        return None
+    if isinstance(method, HardConcrete):
+        return HardConcreteGates(method, layout, dtype)
+    if isinstance(method, Budgeted):
+        return ScaleGates(method, layout, dtype)
+    return PrefixGates(method, layout, dtype) if isinstance(method, Nested) else None
+
+
+def _widths(layout: RankLayout) -> list[int]:
+    return [places.stop - places.start for _, places in layout.places()]

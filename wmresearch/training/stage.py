@@ -1,0 +1,104 @@
+"""A run's compiled functions while its model has one shape. Heads that lose directions take it through several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from wmresearch.config import RunConfig
+from wmresearch.config.dynamic_rank import DynamicRankConfig
+from wmresearch.config.model import ModelConfig
+from wmresearch.data import TokenizedCorpus
+from wmresearch.head_output.weights import Params
+from wmresearch.model.cost import Cost, model_cost
+from wmresearch.training import rank_cut
+from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_diagnostics
+from wmresearch.training.evaluation import Evaluation, make_evaluator
+from wmresearch.training.program import Program, make_program
+from wmresearch.training.rank_training import outputs_of
+from wmresearch.training.step import Dispatch, TrainState, make_dispatch, make_evaluate
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What a run computes with."""
+
+    program: Program
+    dispatch: Dispatch
+    validate: Callable[[Params], Evaluation]
+    test: Callable[[Params], Evaluation] | None
+    measure: Callable[[Params], Diagnostics]
+    decay: Callable[[TrainState], Diagnostics]
+
+
+@dataclass
+class Stages:
+    """The stages of a run, each made once: models whose heads lie in equal layouts share one, and compile once."""
+
+    config: RunConfig
+    corpus: TokenizedCorpus
+    made: dict[Any, Stage] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        """Steps that one dispatch has room for."""
+        per_dispatch = min(self.config.training.steps_per_dispatch, self.config.training.steps)
+        return max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
+
+    def of(self, model: ModelConfig) -> Stage:
+        """The stage of a model of this run."""
+        program = make_program(self.config.model_copy(update={"model": model}), self.corpus.tokenizer.vocab_size)
+        key = _layout(program)
+        if key not in self.made:
+            self.made[key] = self._make(program)
+        return self.made[key]
+
+    def cost(self, model: ModelConfig) -> Cost:
+        return model_cost(model, self.corpus.tokenizer.vocab_size)
+
+    def cut(
+        self, model: ModelConfig, state: TrainState, step: int, tokens: np.ndarray
+    ) -> tuple[ModelConfig, TrainState]:
+        """The model and the state after the cut of a step, whose batch was `tokens`."""
+        chosen = model.head_output
+        assert isinstance(chosen, DynamicRankConfig)
+        vocab = self.corpus.tokenizer.vocab_size
+
+        def like(model: ModelConfig) -> TrainState:
+            return make_program(self.config.model_copy(update={"model": model}), vocab).state_like()
+
+        final = step == chosen.cut_step(self.config.training.steps)
+        transformer = self.of(model).program.transformer
+        return rank_cut.cut(transformer, model, state, like, tokens, final=final, seed=self.config.seed)
+
+    def _make(self, program: Program) -> Stage:
+        evaluate = make_evaluate(program.nats)
+        splits, context = self.corpus.splits, self.config.model.context
+        return Stage(
+            program,
+            make_dispatch(program.step, self.room),
+            make_evaluator(evaluate, splits["validation"], context),
+            make_evaluator(evaluate, splits["test"], context) if "test" in splits else None,
+            make_diagnostics(program.transformer),
+            effective_decay(self.config.optimizer, program.transformer),
+        )
+
+
+def cut_steps(config: RunConfig) -> tuple[int, ...]:
+    """The steps after which the model changes its shape."""
+    chosen = config.model.head_output
+    if not isinstance(chosen, DynamicRankConfig) or chosen.total_rank is None:
+        return ()
+    return (*chosen.compact_at, chosen.cut_step(config.training.steps))
+
+
+def _layout(program: Program) -> Any:
+    """What two models of one run have in common if they are one program."""
+    chosen = program.config.model.head_output
+    if not isinstance(chosen, DynamicRankConfig):
+        return None
+    layouts = {layer: output.layout for layer, output in outputs_of(program.transformer).items()}
+    return chosen.method.kind, tuple(layouts.items())
