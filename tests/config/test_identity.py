@@ -98,7 +98,8 @@ def test_the_marks_stand_where_the_design_says():
     assert marked == {
         "training.diagnostics", "training.log_every", "training.steps_per_dispatch", "training.checkpoint_every",
         "training.keep", "parallel.mesh", "tracking.wandb.mode", "tracking.wandb.project", "tracking.wandb.entity",
-        "model.head_output.file", "execution.remat", "execution.scan_layers", "execution.logits_block",
+        "model.head_output.file", "model.head_output.ranks_from",
+        "execution.remat", "execution.scan_layers", "execution.logits_block",
     }  # fmt: skip
 
 

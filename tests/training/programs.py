@@ -9,7 +9,7 @@ import numpy as np
 from tests.training.examples import config
 from wmresearch.head_output.weights import initialize
 from wmresearch.training.program import make_program
-from wmresearch.training.step import Keys, make_state
+from wmresearch.training.step import Keys
 
 VOCAB = 31
 DOUBLE = {"model__param_dtype": "float64", "model__dtype": "float64"}
@@ -29,8 +29,7 @@ def drawn(program, scale=0.3, seed=0):
 
 def state_at(program, params):
     """The state of a run that starts at these parameters."""
-    memory = program.penalties.start(params) if program.penalties else {}
-    return make_state(params, program.optimizer, program.parts.trained, memory)
+    return program.state_at(params)
 
 
 def batch(step, context=8):

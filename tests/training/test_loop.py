@@ -21,8 +21,8 @@ OPTIMIZED = True
 SUMMARY = {
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
     "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
-    "head_output_parameters", "head_output_nonzeros", "masked_dense", "flops_per_token", "tokens_per_second",
-    "wall_seconds",
+    "head_output_parameters", "head_output_nonzeros", "total_rank", "masked_dense", "flops_per_token",
+    "training_flops", "tokens_per_second", "wall_seconds",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from wmresearch.config.draft import (
     parse_overrides,
     read_draft,
 )
+from wmresearch.config.found_ranks import needs_ranks, with_found_ranks
 from wmresearch.config.head_output import CustomConfig
 from wmresearch.config.presets import find_config
 from wmresearch.config.problems import ConfigError, Problem, nearest
@@ -76,10 +77,13 @@ def parse_run(data: Any, source: str) -> RunConfig:
     draft = Draft({}, source)
     config = validate(RunConfig, data, draft.place)
     own = config.model.head_output
+    problems: list[Problem] = []
     if isinstance(own, CustomConfig) and own.sha256 is None:
         config, problems = with_file(config, draft)
-        if problems:
-            raise ConfigError(problems)
+    elif needs_ranks(config):
+        config, problems = with_found_ranks(config, draft)
+    if problems:
+        raise ConfigError(problems)
     return config
 
 
@@ -138,6 +142,9 @@ def _examined(draft: Draft, ask_custom: AskCustom) -> tuple[RunConfig | None, li
         config, wrong = with_file(config, draft)
         if not wrong and examined.is_sound("model"):
             wrong = ask_custom(config, draft.place)
+        problems += wrong
+    if needs_ranks(config) and examined.is_sound("model"):
+        config, wrong = with_found_ranks(config, draft)
         problems += wrong
     return config, problems
 

@@ -30,9 +30,9 @@ class HardConcrete(Config):
     """λ, nats in the loss for each direction that is open; null steers it so that `total_rank` are."""
     end: float = Field(default=0.6, gt=0, le=1)
     """Of the steps before the cut: the number that λ is steered to falls linearly until then, to `total_rank`."""
-    gain: float = Field(default=0.1, gt=0)
+    gain: float = Field(default=0.02, gt=0)
     """How fast ln λ follows ln(expected / wanted), each step."""
-    initial: float = Field(default=1e-5, gt=0)
+    initial: float = Field(default=1e-4, gt=0)
     """λ where expected and wanted are equal at the first step."""
     start: float = 2.0
     """log α of each gate at first: open with probability 1 / (1 + exp(−start − .79))."""

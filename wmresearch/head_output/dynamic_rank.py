@@ -115,6 +115,16 @@ class DynamicRank(LowRankOutput):
         found = low_rank_factors(self.read_weight()[..., :r], self.write_weight()[:, :r])
         return FactoredMatrix(self._among_all(found.a), self._among_all(found.b))
 
+    def open_directions(self) -> Float[Array, " h"]:
+        """How many directions of each head that there was at first are there and not closed by a gate."""
+        if not self.layout.width:
+            return jnp.zeros(self.original_heads)
+        held = self.origin[...] != PADDING
+        if self.gates is not None:
+            held = held & (self.gates() != 0)
+        of_heads = self._of_heads(held.astype(float)[:, None]).sum(axis=(1, 2))
+        return self._among_all(jnp.repeat(of_heads, self.layout.group))
+
     def written_biases(self) -> Float[Array, "h d"]:
         if self.value_bias is None:
             return jnp.zeros((self.original_heads, self.d))

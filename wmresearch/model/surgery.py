@@ -101,8 +101,38 @@ def weakest(norms: Float[Array, "l h"], count: int) -> list[Place]:
     return [(int(place) // flat.shape[1], int(place) % flat.shape[1]) for place in places]
 
 
-def operate(params: Params, heads: Heads, dropped: Collection[Place] = (), rank: int | None = None) -> Params:
+def with_all_heads(transformer: Transformer, model: ModelConfig, params: Params) -> Params:
+    """The parameters with queries and keys of heads that are gone, as zeros: their maps are zero."""
+    h, k, e = model.n_heads, model.kv_heads, model.head_width
+    shapes: dict[str, tuple[int, ...]] = {"query": (model.d_model, h, e), "key": (model.d_model, k, e)}
+    if model.bias:
+        shapes |= {"query_bias": (h, e), "key_bias": (k, e)}
+
+    def whole(index: int, block: Params) -> Params:
+        kept = transformer.blocks[index].attention.head_output.kept_heads
+        if kept is None:
+            return block
+        own = dict(block["attention"])
+        for name, shape in shapes.items():
+            heads = np.array(kept[0] if name.startswith("query") else kept[1], int)
+            zeros = jnp.zeros(shape, block["attention_norm"]["gain"].dtype)
+            own[name] = zeros.at[..., heads, :].set(own[name]) if heads.size else zeros
+        return block | {"attention": own}
+
+    return params | {"blocks": {index: whole(index, block) for index, block in params["blocks"].items()}}
+
+
+def operate(
+    params: Params,
+    heads: Heads,
+    dropped: Collection[Place] = (),
+    rank: int | None = None,
+    *,
+    in_order: bool = False,
+) -> Params:
     """The parameters of `dense_config`'s model: without the heads at these places, the other maps cut to a rank.
+
+    `in_order` cuts them to their first directions, A's columns and B's rows, as a model with nested ranks was trained.
 
     A rank at or above that of a map's factors leaves the map as it is, as None does. All other parameters are `params`'
     own arrays.
@@ -119,7 +149,7 @@ def operate(params: Params, heads: Heads, dropped: Collection[Place] = (), rank:
             expected = f"expected layer 0 to {layers - 1} and head 0 to {h - 1}"
             raise ValueError(f"operate: no head at {(layer, head)}, {expected}")
         keep_lh[layer, head] = False
-    maps = jnp.where(keep_lh[..., None, None], _cut(heads, rank), 0)
+    maps = jnp.where(keep_lh[..., None, None], _cut(heads, rank, in_order), 0)
     biases = heads.output_biases + jnp.sum(jnp.where(keep_lh[..., None], heads.written_biases, 0), axis=1)
 
     def changed(layer: int, block: Params) -> Params:
@@ -131,8 +161,10 @@ def operate(params: Params, heads: Heads, dropped: Collection[Place] = (), rank:
     return params | {"blocks": {layer: changed(layer, block) for layer, block in params["blocks"].items()}}
 
 
-def _cut(heads: Heads, rank: int | None) -> Float[Array, "l h d d"]:
+def _cut(heads: Heads, rank: int | None, in_order: bool) -> Float[Array, "l h d d"]:
     if rank is None or rank >= heads.maps.rank:
         return heads.maps.dense()
+    if in_order:
+        return matmul(heads.maps.a[..., :rank], heads.maps.b[..., :rank, :])
     vt = heads.directions[..., :rank, :]
     return matmul(matmul(heads.maps.a, matmul(heads.maps.b, transpose(vt))), vt)

@@ -29,7 +29,9 @@ def columns(table: Table) -> list[Column]:
         Column("parameters", lambda row: numbers.whole(row.parameters)),
         Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
         *_nonzeros(table),
+        *_ranks(table),
         Column("cost/token", lambda row: numbers.flops(row.flops_per_token)),
+        *([Column("training", lambda row: numbers.flops(row.training_flops))] if _ranks(table) else []),
         Column("tokens/s", lambda row: numbers.rough(row.tokens_per_second)),
         Column("seeds", lambda row: f"{row.finished}/{row.planned}"),
     ]
@@ -41,7 +43,7 @@ def columns(table: Table) -> list[Column]:
 def footnotes(table: Table) -> list[str]:
     """What the numbers mean and what they were made from; then what is missing or odd."""
     made = table.manifest
-    family = made["comparisons"]
+    family, ranks = made["comparisons"], _ranks(table)
     notes = [
         "Losses in nats per token over the whole split, at the last step: mean ± half-width of the 95 % t interval.",
         *_fixed(table),
@@ -56,7 +58,10 @@ def footnotes(table: Table) -> list[str]:
     notes += [
         "Parameters: all, and the head outputs' own"
         + ("; non-zeros: those of the head outputs that are not held at zero." if _nonzeros(table) else "."),
-        "Cost: training FLOPs, forward and backward, that the compiled program makes (masked dense counts as dense).",
+        "Cost: training FLOPs, forward and backward, that the compiled program makes (masked dense counts as dense)"
+        + (
+            "; at the end, and of all steps together. Where heads find their ranks, means over seeds." if ranks else "."
+        ),
         f"Tokens/s: median over seeds{_on(made['devices'])}.",
         _made_from(table.sweep, made),
     ]
@@ -69,6 +74,13 @@ def _nonzeros(table: Table) -> list[Column]:
     if all(kept is None or kept == stored for kept, stored in pairs):
         return []
     return [Column("non-zeros", lambda row: numbers.whole(row.head_output_nonzeros))]
+
+
+def _ranks(table: Table) -> list[Column]:
+    """Shown where some row's heads find their ranks."""
+    if all(row.total_rank is None for row in table.rows):
+        return []
+    return [Column("total rank", lambda row: numbers.whole(row.total_rank))]
 
 
 def setting_text(value: Any) -> str:

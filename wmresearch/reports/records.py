@@ -72,8 +72,10 @@ class Summary(_File):
     parameters: int | None = None
     head_output_parameters: int | None = None
     head_output_nonzeros: int | None = None
+    total_rank: int | None = None
     masked_dense: bool | None = None
     flops_per_token: Number = None
+    training_flops: Number = None
     tokens_per_second: Number = None
 
 

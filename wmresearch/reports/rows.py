@@ -45,8 +45,12 @@ class Row:
     head_output_parameters: int | None
     head_output_nonzeros: int | None
     """Without those that are held at zero."""
+    total_rank: int | None
+    """Σ of all heads' ranks at the end, where heads find their ranks. Sizes and costs are then means over seeds."""
     flops_per_token: float | None
-    """Training FLOPs, forward and backward, as the compiled program makes them."""
+    """Training FLOPs, forward and backward, as the compiled program makes them, at the end."""
+    training_flops: float | None
+    """Of the whole run."""
     saves_compute: bool | None
     """Fewer FLOPs than the baseline at the same setting; None where one of the two is unknown."""
     tokens_per_second: float | None

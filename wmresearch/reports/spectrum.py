@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wmresearch.algebra.diagnostics import SpectrumStatistics, spectrum_statistics
 from wmresearch.config import ConfigError, Problem
+from wmresearch.head_output.weights import Params
+from wmresearch.model import Transformer
 from wmresearch.model.maps import at_least_float32, make_maps
 from wmresearch.reports.trained_run import open_run
 
@@ -38,10 +41,25 @@ def read_spectrum(path: Path, step: int | None = None) -> Spectrum:
         ConfigError: there is no run in the folder, or no such checkpoint.
     """
     run = open_run(path, step)
-    maps = make_maps(run.transformer)
-    measure = jax.jit(lambda params: spectrum_statistics(maps(at_least_float32(params))))
-    trained, initial = (jax.tree.map(np.asarray, measure(params)) for params in (run.params, run.initial))
-    return Spectrum(run.name, run.step, trained, initial)
+    at_first = Transformer(run.config.model, run.corpus.tokenizer.vocab_size)  # heads may have lost directions since
+    trained, initial = (
+        _measured(transformer, params)
+        for transformer, params in ((run.transformer, run.params), (at_first, run.initial))
+    )
+    return Spectrum(run.name, run.step, _padded(trained, initial), _padded(initial, trained))
+
+
+def _measured(transformer: Transformer, params: Params) -> SpectrumStatistics:
+    maps = make_maps(transformer)
+    found = jax.jit(lambda params: spectrum_statistics(maps(at_least_float32(params))))(params)
+    return jax.tree.map(np.asarray, found)
+
+
+def _padded(own: SpectrumStatistics, other: SpectrumStatistics) -> SpectrumStatistics:
+    """With as many singular values as the other has, where it has more: the rest are zero."""
+    more = max(0, other.singular_values.shape[-1] - own.singular_values.shape[-1])
+    values = jnp.pad(own.singular_values, ((0, 0), (0, 0), (0, more)))
+    return dataclasses.replace(own, singular_values=values)
 
 
 def read_two(path: Path, other: Path, step: int | None = None) -> tuple[Spectrum, Spectrum]:

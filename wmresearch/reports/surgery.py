@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from wmresearch.config import ConfigError, Problem
+from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.head_output.weights import Params
 from wmresearch.model import Transformer, make_nats
-from wmresearch.model.surgery import dense_config, make_read_heads, operate, weakest
+from wmresearch.model.surgery import dense_config, make_read_heads, operate, weakest, with_all_heads
 from wmresearch.reports.markdown import pipe_table
 from wmresearch.reports.numbers import plus_minus
 from wmresearch.reports.spectrum_rendering import csv_text
@@ -71,8 +72,11 @@ def measure_surgery(
         ConfigError: the model has fewer heads, or a rank is not from 1 to its width.
     """
     _refuse_out_of_range(run, drops, ranks)
-    model = run.config.model
+    model = run.model
     heads = jax.jit(make_read_heads(run.transformer))(run.params)
+    params = with_all_heads(run.transformer, model, run.params)
+    trained = run.config.model.head_output
+    nested = isinstance(trained, DynamicRankConfig) and trained.method.kind == "nested"
     order = weakest(heads.norms, max(drops, default=0))
     cuts: Sequence[int | None] = ranks or [None]
     settings = list(product(drops or [0], cuts))
@@ -83,7 +87,8 @@ def measure_surgery(
     outcomes = []
     for number, (dropped, rank) in enumerate(settings, start=2):
         report(f"evaluating {number} of {len(settings) + 1}: {Outcome(dropped, rank, 0).setting}")
-        outcomes.append(Outcome(dropped, rank, loss(operate(run.params, heads, order[:dropped], rank))))
+        changed = operate(params, heads, order[:dropped], rank, in_order=nested)
+        outcomes.append(Outcome(dropped, rank, loss(changed)))
     norms = np.asarray(heads.norms)
     listed = tuple(WeakHead(*place, float(norms[place])) for place in order)
     return Surgery(run.name, run.step, intact, tuple(outcomes), listed)
@@ -137,7 +142,8 @@ def _markdown(surgery: Surgery) -> str:
     lines += [
         f"{surgery.run} at step {surgery.step}, not trained again. Losses in nats/token over the whole validation",
         "split. M is the head's map with the norm's gain folded in. Heads go in the order of their ‖M‖_F, the least of",
-        "all layers first. Rank: each map cut to so many leading singular directions, as it is where it has no more.",
+        "all layers first. Rank: each map cut to so many leading singular directions (of nested ranks: to its first",
+        "ones), as it is where it has no more.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -81,8 +81,8 @@ def _row(group: Sequence[Record], baseline: Sequence[Record] | None) -> Row:
     paired_with = [record for record in baseline or () if record.finished]
     states = [record.state for record in group]
     delta = None if baseline is None else _delta(finished, paired_with, tested="diverged" not in states)
-    flops = _agreed(group, "flops_per_token")
-    baseline_flops = flops if baseline is None else _agreed(baseline, "flops_per_token")
+    flops = _size(group, "flops_per_token")
+    baseline_flops = flops if baseline is None else _size(baseline, "flops_per_token")
     speeds = _values(finished, "tokens_per_second")
     return Row(
         arm=group[0].planned.arm,
@@ -98,10 +98,12 @@ def _row(group: Sequence[Record], baseline: Sequence[Record] | None) -> Row:
         test_loss=_average(finished, "test_loss"),
         bits_per_byte=_average(finished, "bits_per_byte"),
         delta=delta,
-        parameters=_agreed(group, "parameters"),
-        head_output_parameters=_agreed(group, "head_output_parameters"),
-        head_output_nonzeros=_agreed(group, "head_output_nonzeros"),
+        parameters=_whole(_size(group, "parameters")),
+        head_output_parameters=_whole(_size(group, "head_output_parameters")),
+        head_output_nonzeros=_whole(_size(group, "head_output_nonzeros")),
+        total_rank=_agreed(group, "total_rank"),
         flops_per_token=flops,
+        training_flops=_size(group, "training_flops"),
         saves_compute=None if flops is None or baseline_flops is None else flops < baseline_flops,
         tokens_per_second=exact.median(speeds) if speeds else None,
     )
@@ -122,6 +124,22 @@ def _agreed(group: Sequence[Record], key: str) -> Any:
     """The one value that the runs give; None where they give none, or several: no number is better than a wrong one."""
     values = _different(group, key)
     return values.pop() if len(values) == 1 else None
+
+
+def _size(group: Sequence[Record], key: str) -> float | None:
+    """What the runs agree on; the mean over them where heads found their ranks, which differ by seed."""
+    if not _found_ranks(group):
+        return _agreed(group, key)
+    values = _values([record for record in group if record.finished] or group, key)
+    return sum(values) / len(values) if values else None
+
+
+def _found_ranks(group: Sequence[Record]) -> bool:
+    return bool(_values(group, "total_rank"))
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else round(number)
 
 
 def _average(finished: Sequence[Record], key: str) -> Estimate:
@@ -152,6 +170,7 @@ _FACTS = {
     "head_output_parameters": "head output parameters",
     "flops_per_token": "FLOPs",
 }
+_SIZES = ("parameters", "head_output_parameters", "flops_per_token")
 """Key of a summary on which the finished runs of a row have to agree → what it is called in a flag."""
 
 
@@ -165,7 +184,8 @@ def _flags(group: Sequence[Record], baseline: Sequence[Record]) -> Iterator[str]
         yield "incomplete"
     if any(record.state == "diverged" for record in baseline):
         yield "baseline diverged"
-    yield from (f"mixed {name}" for key, name in _FACTS.items() if finished and len(_different(group, key)) > 1)
+    facts = {key: name for key, name in _FACTS.items() if not (key in _SIZES and _found_ranks(group))}
+    yield from (f"mixed {name}" for key, name in facts.items() if finished and len(_different(group, key)) > 1)
     if _agreed(group, "masked_dense"):
         yield "masked dense: saves compute: no"
     for key in ("test_loss", "bits_per_byte"):

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from jaxtyping import Array
 
 from wmresearch.algebra.diagnostics import SpectrumStatistics, copying_score, head_overlap, spectrum_statistics
 from wmresearch.config.optimizer import AdamWConfig, Optimizer
+from wmresearch.head_output.dynamic_rank import DynamicRank
 from wmresearch.head_output.weights import Params
 from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Transformer
@@ -35,9 +37,9 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
     """A function from parameters to the statistics of each head's map, the norm's gain folded in.
 
     Those of `SpectrumStatistics`; `overlap`, the largest |cosine| with another head of the layer; `copying`, the
-    copying score through the model's embeddings.
+    copying score through the model's embeddings. Of `dynamic_rank` also `rank`, the directions that are open.
     """
-    maps = make_maps(transformer)
+    maps, (graph, _) = make_maps(transformer), nnx.split(transformer)
 
     def measure(params: Params) -> dict[str, Array]:
         found = maps(params)
@@ -49,6 +51,11 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
         cosines = jnp.abs(head_overlap(found))
         heads = cosines.shape[-1]
         others = 1 - jnp.eye(heads, dtype=cosines.dtype)
+        model = nnx.merge(graph, params)
+        outputs = [block.attention.head_output for block in model.blocks]
+        ranks = [output.open_directions() for output in outputs if isinstance(output, DynamicRank)]
+        if ranks:
+            out["rank"] = jnp.stack(ranks)
         out["overlap"] = jnp.max(cosines * jnp.broadcast_to(others, cosines.shape), axis=-1)
         return out
 

@@ -78,16 +78,16 @@ def steered(target: TargetNorm, maps: FactoredMatrix, log_strength: Float[Array,
     """
     norms = maps.frobenius_norm() if target.norm == "frobenius" else maps.nuclear_norm()
     error = jnp.log(jnp.maximum(jnp.mean(norms), 1e-30) / target.value)
-    return steered_strength(error, log_strength, target.gain, target.initial)
+    return steered_strength(error, log_strength, _PROPORTIONAL, target.gain, target.initial)
 
 
 def steered_strength(
-    error: Float[Array, ""], log_strength: Float[Array, ""], gain: float, initial: float
+    error: Float[Array, ""], log_strength: Float[Array, ""], proportional: float, gain: float, initial: float
 ) -> tuple[Array, Array]:
-    """λ = exp(I + 4 e) and I, which grew by gain · e and does not fall below a hundredth of `initial`."""
+    """λ = exp(I + p e) and I, which grew by gain · e and does not fall below a hundredth of `initial`."""
     least = math.log(_LEAST_SHARE * initial)
     integral = jnp.clip(log_strength + gain * error, least, max(least, _LARGEST_LOG))
-    return jnp.exp(jnp.minimum(integral + _PROPORTIONAL * error, _LARGEST_LOG)), integral
+    return jnp.exp(jnp.minimum(integral + proportional * error, _LARGEST_LOG)), integral
 
 
 @dataclass(frozen=True, eq=False)

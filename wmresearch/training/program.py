@@ -57,14 +57,15 @@ class Program:
         Raises:
             ConfigError: it comes from a run that is not usable.
         """
-        return self._state(self.initial_params())
+        return self.state_at(self.initial_params())
 
     def state_like(self) -> TrainState:
         """Shapes and types of a state, by which one is restored."""
         key = jax.random.key(0)
-        return jax.eval_shape(lambda: self._state(initialize(self.transformer, key)))
+        return jax.eval_shape(lambda: self.state_at(initialize(self.transformer, key)))
 
-    def _state(self, params: Params) -> TrainState:
+    def state_at(self, params: Params) -> TrainState:
+        """The state of a run that starts at these parameters."""
         memory = {name: kept for penalty in self.penalties for name, kept in penalty.start(params).items()}
         return make_state(params, self.optimizer, self.parts.trained, memory)
 

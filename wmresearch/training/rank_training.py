@@ -25,6 +25,8 @@ Draw: TypeAlias = Callable[[Params, PRNGKeyArray], Params]
 """(parameters, key of the step) → those by which the loss is taken at this step."""
 
 _LEAST_U = 1e-6
+_PROPORTIONAL = 20.0
+"""Of the controller of the expected rank: gates answer late, so that its integral has to be slow."""
 MEMORY = "expected_rank"
 
 
@@ -137,7 +139,8 @@ class ExpectedRank:
             total = float(self.config.total_rank or 0)
             done = jnp.minimum(step / (self.method.end * self.cut), 1)
             error = jnp.log(value / (kept["all"] - (kept["all"] - total) * done))
-            factor, integral = steered_strength(error, kept["log_strength"], self.method.gain, self.method.initial)
+            gain, initial = self.method.gain, self.method.initial
+            factor, integral = steered_strength(error, kept["log_strength"], _PROPORTIONAL, gain, initial)
             kept = kept | {"log_strength": integral.astype(float)}
         else:
             factor = jnp.asarray(self.method.strength, float)
