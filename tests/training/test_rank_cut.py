@@ -70,6 +70,10 @@ def like_of(chosen):
     return lambda model: with_model(chosen, model).state_like()
 
 
+def build_of(chosen):
+    return lambda model: with_model(chosen, model).transformer
+
+
 def trained_state(chosen, steps=2):
     """A state whose moments are not zero, at parameters that are all random; places and masks are as they start."""
     start = chosen.initial_params()
@@ -178,7 +182,7 @@ def test_the_budget_is_met_exactly(method):
     chosen = finding(method)
     state = trained_state(chosen, steps=1)
     model, less = cut(
-        chosen.transformer, chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=True, seed=3
+        build_of(chosen), chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=True, seed=3
     )
     assert sum(map(sum, model.head_output.ranks)) == 11
     assert model.head_output.method.kind == "fixed"
@@ -203,7 +207,7 @@ def test_a_cut_that_keeps_all_changes_no_output(method):
     chosen = program(**SHAPE, model__head_output=changes)
     state = trained_state(chosen, steps=0)
     model, less = cut(
-        chosen.transformer, chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=True, seed=3
+        build_of(chosen), chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=True, seed=3
     )
     np.testing.assert_allclose(logits(with_model(chosen, model), less), logits(chosen, state), rtol=1e-9, atol=1e-9)
 
@@ -275,7 +279,7 @@ def test_singular_directions_are_cut_where_it_costs_least(whitened):
         model = chosen.config.model.model_copy(
             update={"head_output": chosen.config.model.head_output.model_copy(update={"total_rank": 8})}
         )
-        new, less = cut(chosen.transformer, model, state, like_of(chosen), tokens, final=True, seed=0)
+        new, less = cut(build_of(chosen), model, state, like_of(chosen), tokens, final=True, seed=0)
         old_maps, new_maps = (
             [block.attention.head_output.factors().dense() for block in merged(p, at).blocks]
             for p, at in ((chosen, state), (with_model(chosen, new), less))
@@ -297,7 +301,7 @@ def test_uniform_and_random_ranks():
     for method, seed in (("uniform", 0), ("nested", 0), ("random", 0), ("random", 0), ("random", 1)):
         chosen = finding(method)
         model, _ = cut(
-            chosen.transformer, chosen.config.model, trained_state(chosen, 0), like_of(chosen), batch(0)[:, :-1],
+            build_of(chosen), chosen.config.model, trained_state(chosen, 0), like_of(chosen), batch(0)[:, :-1],
             final=True, seed=seed,
         )  # fmt: skip
         ranks.setdefault((method, seed), []).append(model.head_output.ranks)
@@ -320,7 +324,7 @@ def test_a_cut_before_the_last_takes_what_is_closed_and_no_more(method):
             ),
         )
     model, less = cut(
-        chosen.transformer, chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=False, seed=0
+        build_of(chosen), chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=False, seed=0
     )
     assert model.head_output.method == chosen.config.model.head_output.method
     smaller = with_model(chosen, model)
@@ -368,7 +372,7 @@ def test_a_permutation_of_directions_changes_nothing():
     losses = [jax.jit(chosen.step)(at, batch(3), chosen.keys())[1]["train_loss"] for at in (state, other)]
     np.testing.assert_allclose(*losses, rtol=1e-10)
     found = [
-        cut(chosen.transformer, chosen.config.model, at, like_of(chosen), batch(0)[:, :-1], final=True, seed=0)
+        cut(build_of(chosen), chosen.config.model, at, like_of(chosen), batch(0)[:, :-1], final=True, seed=0)
         for at in (state, other)
     ]
     assert found[0][0] == found[1][0]

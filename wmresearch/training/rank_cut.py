@@ -55,7 +55,7 @@ def model_at(model: ModelConfig, history: Sequence[Mapping[str, Any]], step: int
 
 
 def cut(
-    transformer: Transformer,
+    build: Callable[[ModelConfig], Any],
     model: ModelConfig,
     state: TrainState,
     like: Like,
@@ -66,8 +66,9 @@ def cut(
 ) -> tuple[ModelConfig, TrainState]:
     """The model and the state after a cut: the final one keeps exactly `total_rank` directions, others at least that.
 
-    `tokens` are what whitened maps are measured on.
+    `build` makes the module of a model, a `Transformer`; `tokens` are what whitened maps are measured on.
     """
+    transformer = build(model)
     chosen = model.head_output
     assert isinstance(chosen, DynamicRankConfig)
     assert chosen.total_rank is not None
@@ -88,7 +89,7 @@ def cut(
             keep = open_
     fixed = with_ranks(model, chosen.all_ranks(model), fixed=final)
     state = _rebased(state, like(fixed), layers, bases)
-    in_use = Transformer(fixed, transformer.embedding.shape[0])
+    in_use = build(fixed)
     return compact(in_use, fixed, close(in_use, state, keep), like, keep)
 
 

@@ -50,7 +50,7 @@ class Stages:
 
     def of(self, model: ModelConfig) -> Stage:
         """The stage of a model of this run."""
-        program = make_program(self.config.model_copy(update={"model": model}), self.corpus.tokenizer.vocab_size)
+        program = self._program(model)
         key = _layout(program)
         if key not in self.made:
             self.made[key] = self._make(program)
@@ -65,14 +65,13 @@ class Stages:
         """The model and the state after the cut of a step, whose batch was `tokens`."""
         chosen = model.head_output
         assert isinstance(chosen, DynamicRankConfig)
-        vocab = self.corpus.tokenizer.vocab_size
-
-        def like(model: ModelConfig) -> TrainState:
-            return make_program(self.config.model_copy(update={"model": model}), vocab).state_like()
-
+        build = lambda model: self._program(model).transformer
+        like = lambda model: self._program(model).state_like()
         final = step == chosen.cut_step(self.config.training.steps)
-        transformer = self.of(model).program.transformer
-        return rank_cut.cut(transformer, model, state, like, tokens, final=final, seed=self.config.seed)
+        return rank_cut.cut(build, model, state, like, tokens, final=final, seed=self.config.seed)
+
+    def _program(self, model: ModelConfig) -> Program:
+        return make_program(self.config.model_copy(update={"model": model}), self.corpus.tokenizer.vocab_size)
 
     def _make(self, program: Program) -> Stage:
         evaluate = make_evaluate(program.nats)
