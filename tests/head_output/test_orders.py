@@ -33,7 +33,7 @@ SETTINGS: dict[str, list[dict]] = {
         {"density": 0.25, "pattern": {"kind": "block", "size": 4}, "method": "rigl"},
         {"pattern": {"kind": "n:m", "n": 2, "m": 4}},
     ],
-    "dynamic_rank": [{"ranks": [[5, 2]], "bucket": 2}],
+    "dynamic_rank": [{"rank": 3, "bucket": 2}],
     "none": [{}],
     "fixed_orthogonal": [{}],
     "identity_value": [{}],

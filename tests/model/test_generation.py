@@ -40,7 +40,11 @@ def parts(config):
     return transformer, params, tokens
 
 
-@pytest.mark.parametrize(("kind", "setting"), CASES, ids=NAMES)
+UNEQUAL = ("dynamic_rank", {"ranks": [[5, 2]], "bucket": 2})
+"""A cache of several widths."""
+
+
+@pytest.mark.parametrize(("kind", "setting"), [*CASES, UNEQUAL], ids=[*NAMES, "unequal ranks"])
 def test_a_layer_of_every_kind_goes_on_from_its_cache_as_if_all_were_read_at_once(kind, setting):
     layer = Attention(model(kind, setting))
     graph, _ = nnx.split(layer)

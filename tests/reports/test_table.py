@@ -16,7 +16,8 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
     assert (table["sweep"], table["baseline"]) == ("quickstart", "W_o")
     promised = """arm settings n planned finished diverged failed flags learning_rate
         validation_loss test_loss bits_per_byte delta parameters
-        head_output_parameters head_output_nonzeros flops_per_token saves_compute tokens_per_second"""
+        head_output_parameters head_output_nonzeros total_rank flops_per_token training_flops saves_compute
+        tokens_per_second"""
     for row in table["rows"]:
         assert list(row) == promised.split()
         for key in ("validation_loss", "test_loss", "bits_per_byte"):
@@ -257,3 +258,31 @@ def test_non_zeros_have_no_column_where_nothing_is_held_at_zero(sweep):
     folder = sweep()
     folder.fill(head_output_nonzeros=131072, masked_dense=False)
     assert "zeros" not in render(build_table(folder.path), "md")
+
+
+def test_heads_that_find_their_ranks_have_costs_as_means_over_seeds(sweep):
+    """Seeds differ in them, which is no fault; the total rank and the FLOPs of the whole training have columns."""
+    folder = sweep()
+    folder.fill({"W_o": folder.BASE}, flops_per_token=100.0, training_flops=1e9)
+    for seed, loss in folder.RANK.items():
+        sizes = {
+            "parameters": 1000 + 9 * seed,
+            "head_output_parameters": 90 + 9 * seed,
+            "flops_per_token": 60.0 + 3 * seed,
+        }
+        folder.run("W_M rank 16", seed, loss, total_rank=24, training_flops=8e8 + 3e7 * seed, **sizes)
+    base, found = folder.table()["rows"]
+    assert (base["total_rank"], base["training_flops"]) == (None, 1e9)
+    assert found["total_rank"] == 24 and found["flags"] == []
+    assert [found[key] for key in ("parameters", "head_output_parameters")] == [1009, 99]
+    assert found["flops_per_token"] == pytest.approx(63.0) and found["training_flops"] == pytest.approx(8.3e8)
+    assert found["saves_compute"] is True
+    text = render(build_table(folder.path), "md")
+    assert "total rank" in text and "830 MFLOP" in text and "means over seeds" in text
+
+
+def test_where_none_finds_its_ranks_there_is_no_column_for_them(sweep):
+    folder = sweep()
+    folder.fill(training_flops=1e9)
+    text = render(build_table(folder.path), "md")
+    assert "total rank" not in text and "means over seeds" not in text

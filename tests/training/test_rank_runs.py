@@ -15,7 +15,7 @@ from wmresearch.reports.samples import sample
 from wmresearch.reports.spectrum import read_spectrum
 from wmresearch.reports.surgery import _loss_of, measure_surgery
 from wmresearch.reports.trained_run import open_run
-from wmresearch.training import rank_cut
+from wmresearch.training import loop, rank_cut
 from wmresearch.training.loop import train
 from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.stage import Stages
@@ -192,8 +192,10 @@ def test_muon_takes_the_heads_as_one_matrix(text):
         config(text, optimizer=muon, model__head_output={"kind": "dynamic_rank", "rank": 4})
 
 
-def test_every_method_has_a_run(text, tmp_path):
-    """Six steps of each; the model that is left is the config's with the ranks found."""
+def test_every_method_has_a_run(text, tmp_path, monkeypatch):
+    """Six steps of each; a cut compiles one step anew, and no other."""
+    made = []
+    monkeypatch.setattr(loop, "Stages", lambda *given: made.append(Stages(*given)) or made[-1])
     for method in ("hard_concrete", "budgeted", "nested", "energy", "random", "uniform"):
         output = {"kind": "dynamic_rank", "rank": 4, "method": method, "total_rank": 5, "fine_tune_steps": 2}
         chosen = config(text, training__steps=6, model__head_output=output)
@@ -201,3 +203,4 @@ def test_every_method_has_a_run(text, tmp_path):
         assert (summary["state"], summary["total_rank"]) == ("finished", 5)
         lines = (tmp_path / method / "metrics.jsonl").read_text().splitlines()
         assert json.loads(lines[-1])["step"] == 6
+        assert [stage.dispatch._cache_size() for stage in made[-1].made.values()] == [1, 1]

@@ -115,15 +115,15 @@ class DynamicRank(LowRankOutput):
         found = low_rank_factors(self.read_weight()[..., :r], self.write_weight()[:, :r])
         return FactoredMatrix(self._among_all(found.a), self._among_all(found.b))
 
-    def open_directions(self) -> Float[Array, " h"]:
-        """How many directions of each head that there was at first are there and not closed by a gate."""
+    def gates_of_heads(self) -> dict[str, Float[Array, " h"]]:
+        """Of each head that there was at first: `rank`, open directions; `gate`, the mean |g| of those that are there."""
         if not self.layout.width:
-            return jnp.zeros(self.original_heads)
-        held = self.origin[...] != PADDING
-        if self.gates is not None:
-            held = held & (self.gates() != 0)
-        of_heads = self._of_heads(held.astype(float)[:, None]).sum(axis=(1, 2))
-        return self._among_all(jnp.repeat(of_heads, self.layout.group))
+            return dict.fromkeys(("rank", "gate"), jnp.zeros(self.original_heads))
+        held_w = (self.origin[...] != PADDING).astype(float)
+        gates_w = held_w if self.gates is None else held_w * jnp.abs(self.gates())
+        of_heads = lambda x_w: self._of_heads(x_w.astype(float)[:, None]).sum(axis=(1, 2))
+        found = {"rank": of_heads(gates_w != 0), "gate": of_heads(gates_w) / of_heads(held_w)}
+        return {name: self._among_all(jnp.repeat(x_k, self.layout.group)) for name, x_k in found.items()}
 
     def written_biases(self) -> Float[Array, "h d"]:
         if self.value_bias is None:

@@ -37,7 +37,8 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
     """A function from parameters to the statistics of each head's map, the norm's gain folded in.
 
     Those of `SpectrumStatistics`; `overlap`, the largest |cosine| with another head of the layer; `copying`, the
-    copying score through the model's embeddings. Of `dynamic_rank` also `rank`, the directions that are open.
+    copying score through the model's embeddings. Of `dynamic_rank` also `rank`, the directions that are
+    open, and `gate`, the mean size of the gates.
     """
     maps, (graph, _) = make_maps(transformer), nnx.split(transformer)
 
@@ -53,9 +54,9 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
         others = 1 - jnp.eye(heads, dtype=cosines.dtype)
         model = nnx.merge(graph, params)
         outputs = [block.attention.head_output for block in model.blocks]
-        ranks = [output.open_directions() for output in outputs if isinstance(output, DynamicRank)]
-        if ranks:
-            out["rank"] = jnp.stack(ranks)
+        gates = [output.gates_of_heads() for output in outputs if isinstance(output, DynamicRank)]
+        if gates:
+            out |= jax.tree.map(lambda *layers: jnp.stack(layers), *gates)
         out["overlap"] = jnp.max(cosines * jnp.broadcast_to(others, cosines.shape), axis=-1)
         return out
 
