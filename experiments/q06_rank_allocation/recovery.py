@@ -40,7 +40,7 @@ from wmresearch.training.step import Keys, Parts, Step, TrainState, make_state, 
 RANKS = (12, 1, 4, 2, 8, 1, 6, 3)
 WIDTH, FULL, CONTEXT, BATCH = 32, 16, 40, 16
 STEPS, FINE_TUNE, CHUNK, RATE = 2000, 500, 100, 3e-3
-TOTALS = (18, 28, 33, 37, 41, 46, 56, 74)
+TOTALS = (18, 28, 33, 37, 41, 46, 56, 74, 96)
 METHODS = ("hard_concrete", "budgeted", "nested", "energy", "random", "uniform")
 MARGIN = 0.01
 

@@ -116,7 +116,7 @@ class DynamicRank(LowRankOutput):
         return FactoredMatrix(self._among_all(found.a), self._among_all(found.b))
 
     def gates_of_heads(self) -> dict[str, Float[Array, " h"]]:
-        """Of each head that there was at first: `rank`, open directions; `gate`, the mean |g| of those that are there."""
+        """Of each head that there was at first: `rank`, its open directions; `gate`, the mean |g| of those it has."""
         if not self.layout.width:
             return dict.fromkeys(("rank", "gate"), jnp.zeros(self.original_heads))
         held_w = (self.origin[...] != PADDING).astype(float)
