@@ -59,6 +59,16 @@ def test_equal_ranks_start_as_factorized_and_are_it():
         np.testing.assert_allclose(by_own["head_output"][name].reshape(want.shape), want, rtol=1e-10, atol=1e-12)
 
 
+def test_unequal_ranks_are_factorized_with_heads_padded():
+    """In a whole layer, from the same key: each bucket mixes with its own heads' queries and keys."""
+    unequal, padded = dynamic(ranks=[[2, 5]]), layer("factorized", {"ranks": [[2, 5]]})
+    key, x = jax.random.key(3), drawn(2, 12, 16)
+    (_, y), (_, by_x) = value_and_gradients(unequal, initialize(unequal, key), x)
+    (_, same_y), (_, by_same_x) = value_and_gradients(padded, initialize(padded, key), x)
+    np.testing.assert_allclose(y, same_y, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(by_x, by_same_x, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("ranks", [[5, 2], [2, 5], [3, 3]])
 def test_buckets_compute_what_padded_heads_compute(ranks):
     """In value and in every gradient; `factors` and the padded factors are what other code reads."""

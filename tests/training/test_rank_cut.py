@@ -150,6 +150,17 @@ def test_compaction_in_float32_and_twice():
         assert same(compact(chosen.transformer, chosen.config.model, whole, like_of(chosen))[1], whole)
 
 
+def test_what_closed_directions_wrote_of_their_biases_stays():
+    """The layer gives the same for x = 0."""
+    chosen = fixed()
+    state = trained_state(chosen)
+    after = close(chosen.transformer, state, a_choice(chosen))
+    for old, new in zip(merged(chosen, state).blocks, merged(chosen, after).blocks, strict=True):
+        assert np.abs(new.attention.head_output.value_bias[...] - old.attention.head_output.value_bias[...]).max() > 0
+        want = old.attention.head_output.bias_written()
+        np.testing.assert_allclose(new.attention.head_output.bias_written(), want, rtol=1e-12, atol=1e-12)
+
+
 def test_dropout_of_a_head_does_not_change_when_another_goes():
     """Its mask is drawn by the head's original number."""
     chosen = fixed(model__dropout=0.4, model__bias=False)
@@ -353,6 +364,8 @@ def test_a_permutation_of_directions_changes_nothing():
     """Neither the function, nor what a cut keeps, nor the gates' chance: all go by the original numbers."""
     chosen = finding("hard_concrete")
     state = trained_state(chosen)
+    equals = lambda _, name, role, leaf: np.arange(12) // 4 * 0.1 if name == "slow" and role == "value" else leaf
+    state = carry(state, state, equals)  # of equal gates the first by number are kept
     order = np.concatenate([np.random.default_rng(4).permutation(6), 6 + np.random.default_rng(5).permutation(6)])
     outputs = outputs_of(chosen.transformer)
 

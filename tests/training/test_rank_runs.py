@@ -1,12 +1,13 @@
 """Whole runs whose heads find their ranks: cut, stopped, resumed, opened, sampled, and started again."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
-from tests.training.examples import config, metrics_bytes, same
+from tests.training.examples import config, metrics_bytes, same, saved_steps
 from tests.training.test_loop import stop_at
 from wmresearch.config import ConfigError, parse_run, run_id
 from wmresearch.model.cost import model_cost
@@ -71,6 +72,20 @@ def test_stopped_and_resumed_around_a_cut_is_as_never_stopped(finished, stops, t
     keys = ("validation_loss", "test_loss", "total_rank", "training_flops")
     assert [again[key] for key in keys] == [summary[key] for key in keys]
     assert same(open_run(tmp_path / "run").params, open_run(whole).params)
+
+
+def test_killed_between_a_cut_and_the_next_checkpoint_a_run_cuts_again(finished, text, tmp_path):
+    """What it had written of the cut is written once."""
+    chosen, _, whole = finished
+    saving = finding(text, training__checkpoint_every=5, training__keep=9)
+    train(saving, tmp_path / "run", report=stop_at(8))
+    newest = max(saved_steps(tmp_path / "run"))
+    assert newest > 6 and RunDirectory(tmp_path / "run").ranks()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / str(newest))
+    train(saving, tmp_path / "run")
+    assert run_id(saving, "0") == run_id(chosen, "0")
+    for name in ("ranks.jsonl", "metrics.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.parametrize("method", ["hard_concrete", "budgeted"])
