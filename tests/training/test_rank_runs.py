@@ -207,6 +207,21 @@ def test_muon_takes_the_heads_as_one_matrix(text):
         config(text, optimizer=muon, model__head_output={"kind": "dynamic_rank", "rank": 4})
 
 
+@pytest.mark.parametrize("method", ["fixed", "hard_concrete", "budgeted", "uniform"])
+def test_a_layer_without_heads_trains_and_is_read(method, text, tmp_path):
+    """Without biases it has no parameters of attention at all."""
+    found = {} if method == "fixed" else {"total_rank": 5, "fine_tune_steps": 2}
+    output = {"kind": "dynamic_rank", "ranks": [[0, 0], [4, 4]], "method": method, "bucket": 2} | found
+    chosen = config(text, model__n_layers=2, model__bias=False, training__steps=6, model__head_output=output)
+    summary = train(chosen, tmp_path)
+    assert (summary["state"], summary["total_rank"]) == ("finished", 8 if method == "fixed" else 5)
+    run = open_run(tmp_path)
+    assert "attention" not in run.params["blocks"][0]
+    measured = measure_surgery(run, [0], [])
+    assert measured.outcomes[0].loss == pytest.approx(measured.intact, rel=1e-5)
+    assert RunDirectory(tmp_path).diagnostics()[-1]["rank"][0] == [0, 0]
+
+
 def test_every_method_has_a_run(text, tmp_path, monkeypatch):
     """Six steps of each; a cut compiles one step anew, and no other."""
     made = []

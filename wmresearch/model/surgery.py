@@ -112,7 +112,7 @@ def with_all_heads(transformer: Transformer, model: ModelConfig, params: Params)
         kept = transformer.blocks[index].attention.head_output.kept_heads
         if kept is None:
             return block
-        own = dict(block["attention"])
+        own = {"head_output": {}} | block.get("attention", {})  # without heads and biases there is nothing
         for name, shape in shapes.items():
             heads = np.array(kept[0] if name.startswith("query") else kept[1], int)
             zeros = jnp.zeros(shape, block["attention_norm"]["gain"].dtype)

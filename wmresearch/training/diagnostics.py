@@ -100,4 +100,5 @@ def effective_decay(config: Optimizer, transformer: Transformer) -> Callable[[Tr
 
 
 def _leaves(tree: Any, layer: int) -> list[Any]:
-    return jax.tree.leaves(tree["blocks"][layer]["attention"]["head_output"])
+    """Of a layer's head output; none where no head is left, and no bias."""
+    return jax.tree.leaves(tree["blocks"][layer].get("attention", {}).get("head_output", {}))

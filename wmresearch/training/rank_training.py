@@ -45,6 +45,8 @@ def change_outputs(params: Params, of: Callable[[int, Params], Params]) -> Param
     """The parameters with those of each layer's head output changed."""
 
     def changed(layer: int, block: Params) -> Params:
+        if "attention" not in block:  # no head is left, and no bias
+            return block
         attention = block["attention"]
         return block | {"attention": attention | {"head_output": of(layer, attention["head_output"])}}
 
