@@ -1,5 +1,7 @@
 """Heads of unequal ranks: the same function as without buckets, without gates, without what is gone."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.orders import ORDERS, attended_keys
 from wmresearch.head_output.rank_gates import STRETCH, TEMPERATURE, with_chance
-from wmresearch.head_output.rank_layout import RankLayout
+from wmresearch.head_output.rank_layout import MOST_BUCKETS, RankLayout
 from wmresearch.head_output.weights import PADDING, initialize
 from wmresearch.model.attention import Attention
 
@@ -188,17 +190,29 @@ def test_hard_concrete_gates_have_the_probability_and_the_mean_that_they_say():
     assert state
 
 
-@given(ranks=st.lists(st.integers(0, 20), min_size=1, max_size=6), bucket=st.integers(1, 8), group=st.integers(1, 3))
+@given(ranks=st.lists(st.integers(0, 20), min_size=1, max_size=8), bucket=st.integers(1, 8), group=st.integers(1, 3))
 def test_every_direction_and_row_has_one_place(ranks, bucket, group):
     layout = RankLayout.of(tuple(ranks), bucket, group)
     origin, heads = layout.numbered(tuple(ranks)), layout.head_of_place()
     found = sorted((int(head), int(number)) for head, number in zip(heads, origin, strict=True) if number != PADDING)
     assert found == [(head, number) for head, rank in enumerate(ranks) for number in range(rank)]
-    assert layout.width == sum(-bucket * (-rank // bucket) for rank in ranks)
+    least = [-bucket * (-rank // bucket) for rank in ranks]
+    assert len(layout.buckets) <= MOST_BUCKETS
+    assert layout.width == _fewest_places(sorted((width for width in least if width), reverse=True))
     assert sorted(layout.rows_of_places().ravel()) == list(range(layout.width * group))
     assert (layout.place_of_row()[layout.rows_of_places()] == np.arange(layout.width)[:, None]).all()
     assert len(layout.buckets) == len({bucket.width for bucket in layout.buckets})
     assert [head for head, _ in layout.places()] == list(layout.heads)
+
+
+def _fewest_places(widths):
+    """By trying every way to cut falling widths into at most so many buckets."""
+    n = len(widths)
+    cuts = itertools.chain.from_iterable(
+        itertools.combinations(range(1, n), buckets - 1) for buckets in range(1, MOST_BUCKETS + 1)
+    )
+    sums = [sum(widths[start] * (end - start) for start, end in itertools.pairwise([0, *cut, n])) for cut in cuts if n]
+    return min(sums, default=0)
 
 
 @given(ranks=st.lists(st.integers(0, 9), min_size=2, max_size=2), seed=st.integers(0, 5))

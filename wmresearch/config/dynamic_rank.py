@@ -41,7 +41,8 @@ class DynamicRankConfig(HeadOutputConfig):
     compact_at: Annotated[tuple[Annotated[int, Field(ge=1)], ...], AllowList] = ()
     """Steps before the cut at which directions that are closed then (by gate, by budget, by energy) leave for good."""
     bucket: int = Field(default=8, ge=1)
-    """Ranks are padded with zeros to a multiple of this, and heads of equal width are computed together."""
+    """Ranks are padded with zeros to a multiple of this, and heads of equal width are computed together; where that
+    would be more than four widths, neighbouring ones become one."""
 
     def checks(self) -> Iterator[Check]:
         given = [name for name in ("rank", "ranks", "ranks_from") if getattr(self, name) is not None]

@@ -14,6 +14,9 @@ import numpy as np
 
 from wmresearch.head_output.weights import PADDING
 
+MOST_BUCKETS = 4
+"""More take longer than what they save: each has products of its own, and narrow ones are slow."""
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -34,8 +37,10 @@ class RankLayout:
 
     @classmethod
     def of(cls, ranks: tuple[int, ...], bucket: int, group: int) -> RankLayout:
-        """Heads of rank 0 have no place."""
-        widths = [-bucket * (-rank // bucket) for rank in ranks]
+        """Heads of rank 0 have no place; each other one has the least width that leaves `MOST_BUCKETS` or fewer."""
+        least = [-bucket * (-rank // bucket) for rank in ranks]
+        wider = _merged(tuple(sorted((width for width in least if width), reverse=True)))
+        widths = [wider.get(width, 0) for width in least]
         order = sorted((head for head in range(len(ranks)) if widths[head]), key=lambda head: -widths[head])
         grouped = groupby(order, key=lambda head: widths[head])
         return cls(tuple(Bucket(width, tuple(heads)) for width, heads in grouped), group)
@@ -96,3 +101,21 @@ class RankLayout:
     def rows_of_places(self) -> np.ndarray:
         """The rows of B for each place, one for each query head of its group: `[w, g]`."""
         return np.argsort(self.place_of_row(), kind="stable").reshape(self.width, self.group)
+
+
+def _merged(widths: tuple[int, ...]) -> dict[int, int]:
+    """For each of some falling widths the one that its bucket has, in at most `MOST_BUCKETS`, least in sum."""
+    sizes = sorted(set(widths), reverse=True)
+    counts = [widths.count(size) for size in sizes]
+    best: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {(0, 0): (0, ())}
+    for end in range(1, len(sizes) + 1):  # the widest `end` sizes, in so many buckets, that begin at these sizes
+        for used in range(1, min(end, MOST_BUCKETS) + 1):
+            options = [
+                (best[start, used - 1][0] + sizes[start] * sum(counts[start:end]), (*best[start, used - 1][1], start))
+                for start in range(used - 1, end)
+                if (start, used - 1) in best
+            ]
+            best[end, used] = min(options)
+    ends = [best[len(sizes), used] for used in range(min(len(sizes), MOST_BUCKETS) + 1) if (len(sizes), used) in best]
+    starts = min(ends)[1]
+    return {size: sizes[max(start for start in starts if start <= i)] for i, size in enumerate(sizes)}
