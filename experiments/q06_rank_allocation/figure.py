@@ -54,7 +54,7 @@ def main() -> None:
         axes.set_xlabel("total rank over all layers and heads")
         axes.set_ylabel("validation loss, nats/token")
         axes.legend(fontsize="small", ncols=2)
-        figure.savefig(options.out, dpi=200)
+        figure.savefig(options.out, dpi=200, bbox_inches="tight")
 
 
 if __name__ == "__main__":
