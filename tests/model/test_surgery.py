@@ -53,7 +53,7 @@ def compiled(model):
 
         def attention(*arguments):
             mix, mask_h = real(*arguments), next(layers)
-            return lambda value_bskr: mix(value_bskr) * mask_h[None, None, :, None]
+            return lambda value, heads=slice(None): mix(value, heads) * mask_h[heads][None, None, :, None]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attention_module, "attention", attention)

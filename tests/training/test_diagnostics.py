@@ -163,7 +163,8 @@ def test_every_kind_of_head_output_can_be_measured(kind, setting):
         model__head_output={"kind": kind, **setting},
     )  # fmt: skip
     found = jax.eval_shape(make_measure(chosen.transformer), chosen.state_like().params)  # compiling is slow
-    assert found.keys() == STATISTICS | {"singular_values"}
+    of_gates = {"rank", "gate"} if kind == "dynamic_rank" else set()
+    assert found.keys() == STATISTICS | {"singular_values"} | of_gates
     assert all(values.shape[:2] == (2, 4) for values in found.values())
 
 

@@ -74,8 +74,8 @@ def build_of(chosen):
     return lambda model: with_model(chosen, model).transformer
 
 
-def trained_state(chosen, steps=2):
-    """A state whose moments are not zero, at parameters that are all random; places and masks are as they start."""
+def trained_state(chosen, steps=0):
+    """At parameters that are all random, places and masks as they start; after some steps, moments are not zero."""
     start = chosen.initial_params()
     params = jax.tree.map(lambda made, random, own: random if own else made, start, drawn(chosen), chosen.parts.trained)
     state, step = state_at(chosen, params), jax.jit(chosen.step)
@@ -100,12 +100,8 @@ def a_choice(chosen, seed=0, empty=((0, 1),)):
     return keep
 
 
-OPTIMIZERS = {
-    "adamw": {},
-    "adam, L2 in the gradient": {"optimizer__decay": "gradient"},
-    "muon": {"optimizer": {"kind": "muon", "learning_rate": 1e-2}},
-    "muon, update of equal size": {"optimizer": {"kind": "muon", "learning_rate": 1e-2, "update_rms": 0.2}},
-}
+OPTIMIZERS = {"adamw": {}, "muon": {"optimizer": {"kind": "muon", "learning_rate": 1e-2, "update_rms": 0.2}}}
+"""Muon with updates of an equal size, which the shape decides that a parameter had at first."""
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -114,10 +110,10 @@ def test_compaction_keeps_the_function_and_the_next_update(optimizer):
 
     A head is gone with its queries and keys; a penalty's gradient, cached for other steps, shrinks too.
     """
-    penalties = [{"kind": "frobenius", "strength": 0.1, "every": 4}, {"kind": "nuclear", "strength": 0.05}]
+    penalties = [{"kind": "frobenius", "strength": 0.1, "every": 4}]
     chosen = fixed(penalties=penalties, **OPTIMIZERS[optimizer])
     keep = a_choice(chosen)
-    state = close(chosen.transformer, trained_state(chosen), keep)
+    state = close(chosen.transformer, trained_state(chosen, steps=2), keep)
     model, less = compact(chosen.transformer, chosen.config.model, state, like_of(chosen))
     smaller = with_model(chosen, model)
     assert [sum(row) for row in model.head_output.ranks] == [int(keep[layer].sum()) for layer in (0, 1)]
@@ -191,7 +187,7 @@ def test_a_gate_s_chance_does_not_change_when_other_directions_go(method):
 def test_the_budget_is_met_exactly(method):
     """Over both layers; directions are numbered as before, and the model goes on without its method."""
     chosen = finding(method)
-    state = trained_state(chosen, steps=1)
+    state = trained_state(chosen)
     model, less = cut(
         build_of(chosen), chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=True, seed=3
     )
@@ -206,17 +202,16 @@ def test_the_budget_is_met_exactly(method):
         assert alive(less.params["blocks"][layer]["attention"], output.layout).sum() == sum(
             model.head_output.ranks[layer]
         )
-    state, metrics = jax.jit(smaller.step)(less, batch(1), smaller.keys())
-    assert np.isfinite(metrics["train_loss"])
+    metrics = jax.eval_shape(smaller.step, less, batch(1), smaller.keys())[1]
     assert not any(name.startswith("rank/") for name in metrics)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["hard_concrete and heads", "nested", "energy, whitened"])
 def test_a_cut_that_keeps_all_changes_no_output(method):
     """In other factors too: singular ones, or with the gates in B."""
     changes = FOUND | {"method": METHODS[method], "total_rank": 24}
     chosen = program(**SHAPE, model__head_output=changes)
-    state = trained_state(chosen, steps=0)
+    state = trained_state(chosen)
     model, less = cut(
         build_of(chosen), chosen.config.model, state, like_of(chosen), batch(0)[:, :-1], final=True, seed=3
     )
@@ -227,7 +222,7 @@ def test_a_cut_that_keeps_all_changes_no_output(method):
 def test_moments_change_as_gradients_do(method):
     """The gradient at the new factors is the old one's transform: by that the first moments go on."""
     chosen = finding(method)
-    state = trained_state(chosen, steps=0)
+    state = trained_state(chosen)
     open_ = lambda _, name, role, leaf: np.linspace(-0.1, 0.1, 12) if name == "slow" and role == "value" else leaf
     state = carry(state, state, open_)
 
@@ -254,7 +249,7 @@ def test_moments_change_as_gradients_do(method):
 def test_mean_squares_change_by_squared_coefficients():
     """As of gradients whose entries are not correlated: the mean over many draws."""
     chosen = finding("energy")
-    state = trained_state(chosen, steps=0)
+    state = trained_state(chosen)
     layers = _read(chosen.transformer, state.params, batch(0)[:, :-1], whitened=False)
     bases = {index: singular(layer) for index, layer in layers.items()}
     after = with_model(chosen, with_ranks(chosen.config.model, ((6, 6), (6, 6)), fixed=True))
@@ -284,7 +279,7 @@ def test_singular_directions_are_cut_where_it_costs_least(whitened):
     errors = {}
     for method in ("uniform", "energy, whitened"):
         chosen = finding(method)
-        state = trained_state(chosen, steps=0)
+        state = trained_state(chosen)
         tokens = batch(0)[:, :-1]
         moments = np.asarray(jax.jit(make_input_moments(chosen.transformer))(state.params, tokens))
         model = chosen.config.model.model_copy(
@@ -312,7 +307,7 @@ def test_uniform_and_random_ranks():
     for method, seed in (("uniform", 0), ("nested", 0), ("random", 0), ("random", 0), ("random", 1)):
         chosen = finding(method)
         model, _ = cut(
-            build_of(chosen), chosen.config.model, trained_state(chosen, 0), like_of(chosen), batch(0)[:, :-1],
+            build_of(chosen), chosen.config.model, trained_state(chosen), like_of(chosen), batch(0)[:, :-1],
             final=True, seed=seed,
         )  # fmt: skip
         ranks.setdefault((method, seed), []).append(model.head_output.ranks)
@@ -324,7 +319,7 @@ def test_uniform_and_random_ranks():
 def test_a_cut_before_the_last_takes_what_is_closed_and_no_more(method):
     """Closed gates change nothing when they go; energy keeps the share of each layer's Σ σ²."""
     chosen = finding(method)
-    state = trained_state(chosen, steps=0)
+    state = trained_state(chosen)
     if method != "energy":
         name, shut = ("slow", -10.0) if method == "hard_concrete" else ("scale", 0.0)
         state = carry(

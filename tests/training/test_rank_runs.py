@@ -1,6 +1,5 @@
 """Whole runs whose heads find their ranks: cut, stopped, resumed, opened, sampled, and started again."""
 
-import json
 import shutil
 
 import jax
@@ -59,11 +58,10 @@ def test_a_run_says_what_ranks_it_found(finished):
     assert [sum(map(sum, line["rank"])) for line in found] == [32, lines[0]["total_rank"], 11]
 
 
-@pytest.mark.parametrize("stops", [(2, 8), (4, 12)])
-def test_stopped_and_resumed_around_a_cut_is_as_never_stopped(finished, stops, text, tmp_path):
+def test_stopped_and_resumed_around_a_cut_is_as_never_stopped(finished, text, tmp_path):
     """Bit for bit: metrics, ranks, diagnostics, parameters, moments."""
     chosen, summary, whole = finished
-    for stop in stops:
+    for stop in (2, 8):
         assert train(chosen, tmp_path / "run", report=stop_at(stop))["state"] == "preempted"
     again = train(chosen, tmp_path / "run")
     assert metrics_bytes(tmp_path / "run") == metrics_bytes(whole)
@@ -207,7 +205,7 @@ def test_muon_takes_the_heads_as_one_matrix(text):
         config(text, optimizer=muon, model__head_output={"kind": "dynamic_rank", "rank": 4})
 
 
-@pytest.mark.parametrize("method", ["fixed", "hard_concrete", "budgeted", "uniform"])
+@pytest.mark.parametrize("method", ["fixed", "hard_concrete"])
 def test_a_layer_without_heads_trains_and_is_read(method, text, tmp_path):
     """Without biases it has no parameters of attention at all."""
     found = {} if method == "fixed" else {"total_rank": 5, "fine_tune_steps": 2}
@@ -222,15 +220,10 @@ def test_a_layer_without_heads_trains_and_is_read(method, text, tmp_path):
     assert RunDirectory(tmp_path).diagnostics()[-1]["rank"][0] == [0, 0]
 
 
-def test_every_method_has_a_run(text, tmp_path, monkeypatch):
-    """Six steps of each; a cut compiles one step anew, and no other."""
+def test_a_cut_compiles_one_step_anew_and_no_other(text, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(loop, "Stages", lambda *given: made.append(Stages(*given)) or made[-1])
-    for method in ("hard_concrete", "budgeted", "nested", "energy", "random", "uniform"):
-        output = {"kind": "dynamic_rank", "rank": 4, "method": method, "total_rank": 5, "fine_tune_steps": 2}
-        chosen = config(text, training__steps=6, model__head_output=output)
-        summary = train(chosen, tmp_path / method)
-        assert (summary["state"], summary["total_rank"]) == ("finished", 5)
-        lines = (tmp_path / method / "metrics.jsonl").read_text().splitlines()
-        assert json.loads(lines[-1])["step"] == 6
-        assert [stage.dispatch._cache_size() for stage in made[-1].made.values()] == [1, 1]
+    output = {"kind": "dynamic_rank", "rank": 4, "method": "uniform", "total_rank": 5, "fine_tune_steps": 2}
+    summary = train(config(text, training__steps=6, model__head_output=output), tmp_path)
+    assert (summary["state"], summary["total_rank"]) == ("finished", 5)
+    assert [stage.dispatch._cache_size() for stage in made[-1].made.values()] == [1, 1]
