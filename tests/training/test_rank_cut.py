@@ -315,6 +315,22 @@ def test_uniform_and_random_ranks():
     assert ranks["random", 0][0] == ranks["random", 0][1] != ranks["random", 1][0]
 
 
+def test_nested_ranks_keep_the_first_directions_of_each_head():
+    chosen = finding("nested")
+    model, less = cut(
+        build_of(chosen),
+        chosen.config.model,
+        trained_state(chosen),
+        like_of(chosen),
+        batch(0)[:, :-1],
+        final=True,
+        seed=0,
+    )
+    for layer, ranks in enumerate(model.head_output.ranks):
+        origin = head_output(less.params, layer)["origin"]
+        assert sorted(origin[origin != PADDING]) == sorted(number for rank in ranks for number in range(rank))
+
+
 @pytest.mark.parametrize("method", ["hard_concrete", "budgeted", "energy"])
 def test_a_cut_before_the_last_takes_what_is_closed_and_no_more(method):
     """Closed gates change nothing when they go; energy keeps the share of each layer's Σ σ²."""

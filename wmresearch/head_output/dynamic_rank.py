@@ -39,7 +39,6 @@ class DynamicRank(LowRankOutput):
         ranks, full = config.all_ranks(model)[layer], config.full_rank()
         self.layout = layout = RankLayout.of(ranks, config.bucket, h // k)
         self.heads, self.original_heads, self.d, self.order = len(layout.query_heads), h, d, "attend_then_write"
-        self.full_rank, self.shapes = full, ((d, k * full), (h * full, d))
         has_bias, w = config.has_bias(model), layout.width
         self.output_bias = bias((d,), dtype) if has_bias else None
         self.value_bias = bias((w,), dtype) if has_bias and w else None
@@ -51,13 +50,14 @@ class DynamicRank(LowRankOutput):
         of_a = PaddedNormal("a", tuple(model.init_std * scale for scale in scales), ranks)
         of_b = PaddedNormal("b", tuple(model.residual_std * scale for scale in scales), ranks)
         rows = _numbered_over_query_heads(layout, ranks, full)
-        read, write = MatrixAxes((0,), (1,), of=self.shapes[0]), MatrixAxes((0,), (1,), of=self.shapes[1])
+        shape_a, shape_b = (d, k * full), (h * full, d)  # with all directions
+        read, write = MatrixAxes((0,), (1,), of=shape_a), MatrixAxes((0,), (1,), of=shape_b)
         self.factor_a = weight(
-            (d, w), TakenFrom(of_a, (d, k, full), self.shapes[0], 1, columns), dtype, axes=read, nonzeros=stored
+            (d, w), TakenFrom(of_a, (d, k, full), shape_a, 1, columns), dtype, axes=read, nonzeros=stored
         )
         self.factor_b = weight(
             (w * (h // k), d),
-            TakenFrom(of_b, (h, full, d), self.shapes[1], 0, rows),
+            TakenFrom(of_b, (h, full, d), shape_b, 0, rows),
             dtype,
             axes=write,
             nonzeros=stored * h // k,
@@ -132,7 +132,7 @@ class DynamicRank(LowRankOutput):
 
     def _among_all(self, x_hn: Float[Array, "h ..."]) -> Float[Array, "h ..."]:
         """What is of each head that is there, at its original number."""
-        if self.layout.query_heads == tuple(range(self.original_heads)):
+        if self.kept_heads is None:
             return x_hn
         out = jnp.zeros((self.original_heads, *x_hn.shape[1:]), x_hn.dtype)
         return out.at[np.array(self.layout.query_heads)].set(x_hn)
@@ -176,6 +176,5 @@ def _numbered_over_query_heads(layout: RankLayout, ranks: tuple[int, ...], full:
     """The same of each row of B."""
     place = layout.place_of_row()
     origin, group = layout.numbered(ranks)[place], layout.group
-    sizes = [places.stop - places.start for _, places in layout.places()]
-    query_head = np.repeat(np.array(layout.query_heads, int), np.repeat(sizes, group))
+    query_head = np.repeat(np.array(layout.query_heads, int), np.repeat(layout.widths, group))
     return tuple(np.where(origin == PADDING, PADDING, query_head * full + origin).tolist())

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from wmresearch.config.rank_method import Budgeted, HardConcrete, Nested, RankMethod
 from wmresearch.head_output.rank_layout import RankLayout
@@ -26,11 +26,11 @@ class Gates(nnx.Module, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self) -> Float[Array, " w"]:
-        """G without chance, as it is evaluated."""
+        """The gates without chance, as they are evaluated."""
 
     @abc.abstractmethod
-    def scores(self) -> Float[Array, " w"]:
-        """What directions are kept by: the largest."""
+    def scores(self, origin_w: Int[Array, " w"]) -> Float[Array, " w"]:
+        """What directions are kept by, the largest first; `origin` are their numbers at first."""
 
 
 class HardConcreteGates(Gates):
@@ -45,14 +45,15 @@ class HardConcreteGates(Gates):
         self.slow = weight((layout.width,), start, dtype, decay=False)
         """log α / speed, so that an optimizer whose steps have one size changes log α faster"""
         self.slow_of_head = weight((len(layout.heads),), start, dtype, decay=False) if method.heads else None
-        self._head_index = tuple(np.repeat(np.arange(len(layout.heads)), _widths(layout)).tolist())
+        self._head_index = tuple(np.repeat(np.arange(len(layout.heads)), layout.widths).tolist())
 
     def __call__(self) -> Float[Array, " w"]:
         low, high = STRETCH
         return self._of_both(lambda log_alpha: jnp.clip(jax.nn.sigmoid(log_alpha) * (high - low) + low, 0, 1))
 
-    def scores(self) -> Float[Array, " w"]:
+    def scores(self, origin_w: Int[Array, " w"]) -> Float[Array, " w"]:
         """P(g > 0) = σ(log α − β ln(−γ/ζ)), that of its head as a factor."""
+        del origin_w
         low, high = STRETCH
         return self._of_both(lambda log_alpha: jax.nn.sigmoid(log_alpha - TEMPERATURE * math.log(-low / high)))
 
@@ -74,7 +75,7 @@ def with_chance(gates: Params, speed: float, uniform: Params) -> Params:
 
 
 class ScaleGates(Gates):
-    """g = s, trained; importance is smoothed in training (`training.rank_budget`)."""
+    """g = s, trained; importance is smoothed in training (`training.rank_training`)."""
 
     def __init__(self, method: Budgeted, layout: RankLayout, dtype: str) -> None:
         del method
@@ -87,8 +88,9 @@ class ScaleGates(Gates):
     def __call__(self) -> Float[Array, " w"]:
         return self.scale[...]
 
-    def scores(self) -> Float[Array, " w"]:
+    def scores(self, origin_w: Int[Array, " w"]) -> Float[Array, " w"]:
         """Ī Ū."""
+        del origin_w
         return self.sensitivity[...] * self.uncertainty[...]
 
 
@@ -102,9 +104,9 @@ class PrefixGates(Gates):
     def __call__(self) -> Float[Array, " w"]:
         return self.within[...]
 
-    def scores(self) -> Float[Array, " w"]:
-        """All equal: of equal scores the first direction of each head goes first."""
-        return jnp.zeros_like(self.within[...])
+    def scores(self, origin_w: Int[Array, " w"]) -> Float[Array, " w"]:
+        """The first of every head, then the second of every head, and so on."""
+        return -origin_w.astype(float)
 
 
 def make_gates(method: RankMethod, layout: RankLayout, dtype: str) -> Gates | None:
@@ -116,7 +118,3 @@ def make_gates(method: RankMethod, layout: RankLayout, dtype: str) -> Gates | No
     if isinstance(method, Budgeted):
         return ScaleGates(method, layout, dtype)
     return PrefixGates(method, layout, dtype) if isinstance(method, Nested) else None
-
-
-def _widths(layout: RankLayout) -> list[int]:
-    return [places.stop - places.start for _, places in layout.places()]

@@ -58,7 +58,12 @@ class RankLayout:
     @property
     def width(self) -> int:
         """w: places for directions, padding included."""
-        return sum(bucket.width * len(bucket.heads) for bucket in self.buckets)
+        return sum(self.widths)
+
+    @property
+    def widths(self) -> list[int]:
+        """Places of each head, in their order."""
+        return [bucket.width for bucket in self.buckets for _ in bucket.heads]
 
     @property
     def widest(self) -> int:

@@ -98,9 +98,7 @@ def scores(
 ) -> dict[int, np.ndarray]:
     """What a method keeps directions by, of each layer's places: the largest over all layers."""
     kind = config.method.kind
-    if kind == "nested":
-        return {index: -layer.origin.astype(float) for index, layer in layers.items()}
-    if kind in ("hard_concrete", "budgeted"):
+    if kind in ("hard_concrete", "budgeted", "nested"):
         return {index: np.asarray(layer.scores, float) for index, layer in layers.items()}
     found = {}
     wanted = _random_ranks(config, layers, seed) if kind == "random" else {}

@@ -229,7 +229,7 @@ def _read(
             np.asarray(output.factor_a[...], float),
             np.asarray(output.factor_b[...], float),
             None if gates is None else np.asarray(gates(), float),
-            None if gates is None else np.asarray(gates.scores(), float),
+            None if gates is None else np.asarray(gates.scores(output.origin[...]), float),
             inputs,
         )
     return found

@@ -131,7 +131,7 @@ class ExpectedRank:
             for output in outputs_of(nnx.merge(graph, join(rest, gates))).values():
                 assert output.gates is not None
                 held = output.origin[...] != PADDING
-                likely.append(jnp.sum(jnp.where(held, output.gates.scores(), 0)))
+                likely.append(jnp.sum(jnp.where(held, output.gates.scores(output.origin[...]), 0)))
                 open_.append(jnp.sum(held & (output.gates() > 0)))
             return jnp.sum(jnp.stack(likely)).astype(float), jnp.sum(jnp.stack(open_)).astype(float)
 

@@ -89,8 +89,9 @@ class Recorder:
         chosen = model.head_output
         assert isinstance(chosen, DynamicRankConfig)
         ranks, figures = chosen.all_ranks(model), figures_of(model, cost)
-        self._directory.append_ranks(step, ranks, final=chosen.method.kind == "fixed", **figures)
-        self._after_cut(self._directory.ranks()[-1])
+        line = {"step": step, "ranks": ranks, "final": chosen.method.kind == "fixed", **figures}
+        self._directory.append_ranks(line)
+        self._after_cut(line)
 
     def _after_cut(self, line: dict[str, Any]) -> None:
         self._costs.append((line["step"], line["flops_per_token"]))

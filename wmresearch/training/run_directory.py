@@ -18,7 +18,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,9 +180,9 @@ class RunDirectory:
         """The lines of diagnostics.jsonl."""
         return self._lines("diagnostics.jsonl")
 
-    def append_ranks(self, step: int, ranks: Sequence[Sequence[int]], **figures: Any) -> None:
-        """The rank of each key/value head of each layer after the cut of a step."""
-        self._append("ranks.jsonl", {"step": step, "ranks": ranks, **figures})
+    def append_ranks(self, line: Mapping[str, Any]) -> None:
+        """The rank of each key/value head of each layer after the cut of a step, and what the model costs then."""
+        self._append("ranks.jsonl", line)
 
     def ranks(self) -> list[dict[str, Any]]:
         """The lines of ranks.jsonl."""

@@ -12,13 +12,13 @@ from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.data import TokenizedCorpus
+from wmresearch.head_output.rank_layout import RankLayout
 from wmresearch.head_output.weights import Params
 from wmresearch.model.cost import Cost, model_cost
 from wmresearch.training import rank_cut
 from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_diagnostics
 from wmresearch.training.evaluation import Evaluation, make_evaluator
 from wmresearch.training.program import Program, make_program
-from wmresearch.training.rank_training import outputs_of
 from wmresearch.training.step import Dispatch, TrainState, make_dispatch, make_evaluate
 
 
@@ -50,10 +50,9 @@ class Stages:
 
     def of(self, model: ModelConfig) -> Stage:
         """The stage of a model of this run."""
-        program = self._program(model)
-        key = _layout(program)
+        key = _layout(model)
         if key not in self.made:
-            self.made[key] = self._make(program)
+            self.made[key] = self._make(self._program(model))
         return self.made[key]
 
     def cost(self, model: ModelConfig) -> Cost:
@@ -94,10 +93,10 @@ def cut_steps(config: RunConfig) -> tuple[int, ...]:
     return (*chosen.compact_at, chosen.cut_step(config.training.steps))
 
 
-def _layout(program: Program) -> Any:
+def _layout(model: ModelConfig) -> Any:
     """What two models of one run have in common if they are one program."""
-    chosen = program.config.model.head_output
+    chosen = model.head_output
     if not isinstance(chosen, DynamicRankConfig):
         return None
-    layouts = {layer: output.layout for layer, output in outputs_of(program.transformer).items()}
-    return chosen.method.kind, tuple(layouts.items())
+    group = model.n_heads // model.kv_heads
+    return chosen.method.kind, *(RankLayout.of(ranks, chosen.bucket, group) for ranks in chosen.all_ranks(model))
