@@ -25,7 +25,7 @@ from page import load, measured_by, put_out
 
 from wmresearch.config import RunConfig, parse_run
 from wmresearch.data import load_corpus
-from wmresearch.training import loop
+from wmresearch.training import loop, program, stage
 from wmresearch.training.diagnostics import make_diagnostics
 from wmresearch.training.evaluation import make_evaluator
 from wmresearch.training.program import make_program
@@ -84,18 +84,18 @@ def trained(config: RunConfig) -> float:
         return call
 
     with tempfile.TemporaryDirectory() as folder:
-        loop.make_dispatch, loop.make_evaluator = timed_dispatch, timed_evaluator
+        program.make_dispatch, stage.make_evaluator = timed_dispatch, timed_evaluator
         try:
             loop.train(config, Path(folder) / "run")
         finally:
-            loop.make_dispatch, loop.make_evaluator = make_dispatch, make_evaluator
+            program.make_dispatch, stage.make_evaluator = make_dispatch, make_evaluator
     return marks[1] - marks[0]
 
 
 def diagnosed(config: RunConfig, vocab: int) -> float:
     """Seconds of one evaluation's diagnostics, as a median."""
-    program = make_program(config, vocab)
-    measure, params = make_diagnostics(program.transformer), program.initial_state().params
+    made = make_program(config, vocab)
+    measure, params = make_diagnostics(made.transformer), made.initial_state().params
     times = []
     for _ in range(8):
         started = time.perf_counter()
@@ -106,14 +106,14 @@ def diagnosed(config: RunConfig, vocab: int) -> float:
 
 def bare(config: RunConfig, vocab: int) -> float:
     """Seconds of as many steps on one batch, after the first call."""
-    program, room = make_program(config, vocab), config.training.steps_per_dispatch
-    dispatch, state = make_dispatch(program.step, room), program.initial_state()
+    made, room = make_program(config, vocab), config.training.steps_per_dispatch
+    dispatch, state = make_dispatch(made.step, room), made.initial_state()
     shape = (room, config.data.batch_size, config.model.context + 1)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, vocab, shape), jnp.int32)
     started, left = 0.0, config.training.steps
     while left:
         n = min(room, left)
-        state, metrics = dispatch(state, tokens, n, program.keys())
+        state, metrics = dispatch(state, tokens, n, made.keys())
         jax.block_until_ready((state, metrics))
         started, left = started or time.perf_counter(), left - n
     return time.perf_counter() - started

@@ -13,6 +13,8 @@ from hypothesis import settings
 _IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Eight virtual devices, for runs that several divide; all others use the first.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ |= {
     "WANDB_MODE": "offline",

@@ -90,9 +90,9 @@ def make_training(model: ModelConfig, task: Channels) -> Training:
     def mix(value: jax.Array, heads: slice = slice(None), /) -> jax.Array:
         return jnp.einsum("hts,bshr->bthr", shifts[heads], value)
 
-    def loss(params: Any, batch: Any, key: Any) -> Any:
-        del key
-        x, y = batch
+    def loss(params: Any, batch: Any, key: Any, rows: Any) -> Any:
+        del key, rows
+        x, y = batch[:, 0], batch[:, 1]
         guess = nnx.merge(graph, params).blocks[0].attention.head_output(x, mix)
         nats = jnp.square(y - guess)[:, reached:].sum(axis=-1).mean() / (2 * task.noise**2)
         return nats, {"train_loss": nats}
@@ -132,7 +132,7 @@ def batches(task: Channels) -> list[Any]:
     chunks = []
     for first in range(0, STEPS, CHUNK):
         pairs = [task.batch(step, BATCH) for step in range(first, first + CHUNK)]
-        chunks.append(tuple(jnp.asarray(np.stack(arrays), jnp.float32) for arrays in zip(*pairs, strict=True)))
+        chunks.append(jnp.asarray(np.stack([np.stack(pair, axis=1) for pair in pairs]), jnp.float32))
     return chunks
 
 

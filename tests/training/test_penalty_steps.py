@@ -70,7 +70,7 @@ def test_a_gradient_that_is_used_again_reaches_the_right_spectrum_under_clipping
         params = {name: jnp.asarray(draw.standard_normal((1, 4, 4))) for name in ("a", "b")}
         maps = lambda params: FactoredMatrix(params["a"], params["b"])
 
-        def fit(params, tokens, key):
+        def fit(params, tokens, key, rows):
             value = jnp.sum((maps(params).dense()[0] - jnp.diag(wanted)) ** 2)
             return value, {"train_loss": value}
 

@@ -81,7 +81,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, (7, BATCH, CONTEXT + 1)).as
 KEY = functools.cache(lambda: Keys(dropout=purpose_key(3, Purpose.DROPOUT)))
 
 
-def noisy_loss(params, tokens, key):
+def noisy_loss(params, tokens, key, rows):
     """A loss that depends on parameters, tokens and key."""
     noise = jax.random.normal(key, (), jnp.float64)
     value = jnp.square(params["w"][tokens] - noise).mean()
@@ -143,7 +143,7 @@ def test_a_dispatch_takes_over_the_buffers_of_the_state():
 
 def test_a_step_tells_the_norm_of_the_gradient_before_clipping_and_the_learning_rate():
     state = start()
-    gradient = jax.grad(lambda params: noisy_loss(params, TOKENS[0], step_key(KEY().dropout, state.step))[0])(
+    gradient = jax.grad(lambda params: noisy_loss(params, TOKENS[0], step_key(KEY().dropout, state.step), None)[0])(
         state.params
     )
     _, metrics = step()(state, TOKENS[0], KEY())

@@ -101,7 +101,8 @@ class ModelConfig(Config):
                 "d_model",
                 f"a multiple of n_heads = {h} (or give d_head)",
                 ("n_heads", "d_head"),
-                f"n_heads that divide {d}: {_divisors(d, near=h)}; nearest d_model: {d - d % h or h}, {d + h - d % h}",
+                f"n_heads that divide {d}: {listed_divisors(d, near=h)}; "
+                f"nearest d_model: {d - d % h or h}, {d + h - d % h}",
             )
         elif isinstance(self.positions, RotaryPositions) and self.head_width % 2:
             yield Check(
@@ -110,11 +111,13 @@ class ModelConfig(Config):
                 ("d_model", "n_heads", "d_head", "positions"),
             )
         if h % self.kv_heads:
-            yield Check("n_kv_heads", f"a divisor of n_heads = {h}: {_divisors(h, near=self.kv_heads)}", ("n_heads",))
+            yield Check(
+                "n_kv_heads", f"a divisor of n_heads = {h}: {listed_divisors(h, near=self.kv_heads)}", ("n_heads",)
+            )
         yield from self.head_output.checks_in(self)
 
 
-def _divisors(number: int, near: int) -> str:
+def listed_divisors(number: int, near: int) -> str:
     """The divisors nearest to a number, up to eight; of a huge number only small ones are sought."""
     found = [n for n in range(1, min(number, 100_000) + 1) if number % n == 0]
     return ", ".join(map(str, sorted(sorted(found, key=lambda n: abs(n - near))[:8])))

@@ -10,7 +10,7 @@ from pydantic import Field
 from wmresearch.config.base import AllowList, Check, Config, Operational
 from wmresearch.config.data import DataConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
-from wmresearch.config.model import ModelConfig
+from wmresearch.config.model import ModelConfig, listed_divisors
 from wmresearch.config.optimizer import MuonConfig, Optimizer
 from wmresearch.config.penalty import GroupLassoPenalty, Penalty, ProximalPenaltyConfig
 from wmresearch.config.training import ExecutionConfig, ParallelConfig, TrackingConfig, TrainingConfig
@@ -55,5 +55,29 @@ class RunConfig(Config):
             if isinstance(self.optimizer, MuonConfig) and self.optimizer.heads != "fused":
                 expected = "fused: the directions of all heads of a dynamic_rank are one matrix"
                 yield Check("optimizer.heads", expected, ("model.head_output",))
-        if self.parallel.mesh and any(size > 1 for size in self.parallel.mesh.values()):
-            yield Check("parallel.mesh", "null: more than one device is not implemented yet")
+        yield from self._placing_checks()
+
+    def _placing_checks(self) -> Iterator[Check]:
+        """Whether batch, heads and positions can be divided as asked; how many devices there are is known later."""
+        mesh, parts, batch = self.parallel.mesh, self.execution.accumulate, self.data.batch_size
+        if batch % parts:
+            expected = f"a divisor of data.batch_size = {batch}: {listed_divisors(batch, near=parts)}"
+            yield Check("execution.accumulate", expected, ("data.batch_size",))
+        if mesh is None:
+            return
+        rows, heads = batch // parts, self.model.n_heads
+        if mesh.data != "auto" and rows % mesh.data and not batch % parts:
+            of = f"data.batch_size = {batch}" + (f" / execution.accumulate = {parts}" if parts > 1 else "")
+            expected = f"a divisor of {of}: {listed_divisors(rows, near=mesh.data)}"
+            yield Check("parallel.mesh.data", expected, ("data.batch_size", "execution.accumulate"))
+        if mesh.head != "auto" and mesh.head > heads:
+            sizes = listed_divisors(heads, near=heads)
+            expected = f"at most model.n_heads = {heads}; without padded heads: {sizes}"
+            yield Check("parallel.mesh.head", expected, ("model.n_heads",))
+        context = self.model.context
+        if self.parallel.shard_positions and mesh.head != "auto" and context % mesh.head:
+            expected = f"a divisor of model.context = {context}, since positions are divided too: "
+            expected += listed_divisors(context, near=mesh.head)
+            yield Check("parallel.mesh.head", expected, ("model.context", "parallel.shard_positions"))
+        if mesh.run not in (1, "auto"):
+            yield Check("parallel.mesh.run", "1: runs side by side are a cohort of a sweep, and this is one run")

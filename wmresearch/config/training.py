@@ -39,13 +39,37 @@ class ExecutionConfig(Config):
     starts again faster; steps are slower."""
     logits_block: int | None = Field(default=None, ge=1)
     """Tokens whose logits are held at a time, for large vocabularies; null: all of a batch."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts of a batch whose gradients are added one after another: a step holds the activations of one part."""
+
+
+Devices = Annotated[int, Field(ge=1)] | Literal["auto"]
+"""As many, or as many as there are and fit."""
+
+
+class MeshConfig(Config):
+    """Devices along each axis: data · head · run in all."""
+
+    data: Devices = 1
+    """Parts of a batch; parameters are the same on each, gradients are added."""
+    head: Devices = 1
+    """Parts of each layer's heads, of the MLP's hidden units and of the vocabulary."""
+    run: Devices = 1
+    """Runs side by side, for cohorts; one run has 1."""
 
 
 class ParallelConfig(Config):
-    """Where a run is placed. Does not change what it computes."""
+    """Where a run is placed. Changes no more than rounding."""
 
-    mesh: dict[Literal["data", "head", "run"], Annotated[int, Field(ge=1)]] | None = None
-    """Devices along each axis; null means one device. (Axes other than null are not implemented yet.)"""
+    mesh: MeshConfig | None = None
+    """null means one device."""
+    implementation: Literal["shard_map", "jit"] = "shard_map"
+    """What exchanges between devices: those written in the code, or those that XLA finds from shardings."""
+    shard_positions: bool = False
+    """Between layers each device of the head axis has a part of the positions: a reduce-scatter and an all-gather in
+    place of each all-reduce, and less memory (Korthikanti et al. 2022, arXiv 2205.05198)."""
+    shard_optimizer: bool = False
+    """The optimizer's state is divided over the data axis (ZeRO-1, Rajbhandari et al. 2019, arXiv 1910.02054)."""
 
 
 class WandbConfig(Config):

@@ -22,8 +22,9 @@ from wmresearch.algebra import FactoredMatrix
 from wmresearch.algebra.products import matmul
 from wmresearch.config.head_output import HeadOutputConfig
 from wmresearch.config.model import ModelConfig
+from wmresearch.head_output.devices import ONE_DEVICE, Devices
 from wmresearch.head_output.orders import ORDERS, Mix, PathCost, fastest
-from wmresearch.head_output.weights import bias
+from wmresearch.head_output.weights import Along, along_heads, along_key_heads, bias
 
 
 class HeadOutput(nnx.Module, abc.ABC):
@@ -35,6 +36,10 @@ class HeadOutput(nnx.Module, abc.ABC):
     """Parameter → its symbol in the formula, where that differs from the name."""
     masked_dense: ClassVar[bool] = False
     """Whether zeros are computed with: a mask over a dense array saves no computation."""
+    devices: Devices = ONE_DEVICE
+    """Those that share the heads."""
+    places: tuple[int, ...] | None = None
+    """The query heads by number as they lie device after device, `PADDING` where there is none; None: all, in order."""
 
     @classmethod
     def form(cls, config: HeadOutputConfig) -> type[HeadOutput]:
@@ -53,13 +58,26 @@ class HeadOutput(nnx.Module, abc.ABC):
         has_bias = config.has_bias(model)
         possible = [order for order in ORDERS if not config.loses_bias(order, model)]
         self.order = fastest(cost, model.context, possible) if config.order == "auto" else config.order
-        self.value_bias = bias((cost.value_heads, cost.width), model.param_dtype) if has_bias else None
+        value_bias = bias((cost.value_heads, cost.width), model.param_dtype, _along(cost.value_heads, model))
+        self.value_bias = value_bias if has_bias else None
         self.output_bias = bias((model.d_model,), model.param_dtype) if has_bias else None
 
     def __call__(self, x_btd: Float[Array, "b t d"], mix: Mix) -> Float[Array, "b t d"]:
         """Y = Σ_i P_i (x ↦ z_i + a_i ↦ write_i) + b, with the biases a of what is read and b of what is written."""
-        y_btd = ORDERS[self.order](self, x_btd, mix)
+        y_btd = self.whole(ORDERS[self.order](self, x_btd, mix))
         return y_btd if self.output_bias is None else y_btd + self.output_bias[...][None, None]
+
+    def whole(self, y_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """What all heads write, of what those of each device do: the layer's one exchange between devices."""
+        return self.devices.total(y_btd)
+
+    def spread(self, devices: Devices, places: tuple[int, ...], held: int) -> None:
+        """From now on its parameters are those of `held` heads at a time, and devices share the others."""
+        self.devices, self.places, self.heads = devices, places, held
+
+    def of_own_heads(self, x_hrd: Float[Array, "h ..."]) -> Float[Array, "h ..."]:
+        """Of what is there for every query head by number, the part of the heads that a device has."""
+        return x_hrd if self.places is None else jnp.take(x_hrd, jnp.maximum(self.devices.own(self.places), 0), axis=0)
 
     def read(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
         """What the heads read, biases and all: of one x that they share, or each of its own."""
@@ -125,6 +143,11 @@ class HeadOutput(nnx.Module, abc.ABC):
     def symbol(self, name: str) -> str:
         """A parameter's symbol in the formula."""
         return {"value_bias": "a", "output_bias": "b", **self.symbols}.get(name, name)
+
+
+def _along(value_heads: int, model: ModelConfig) -> Along | None:
+    """What value heads are: those of keys, those of queries, or one that all share."""
+    return {model.n_heads: along_heads(0), model.kv_heads: along_key_heads(0)}.get(value_heads)
 
 
 class LowRankOutput(HeadOutput):

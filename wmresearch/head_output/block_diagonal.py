@@ -10,7 +10,7 @@ from wmresearch.config.head_output import BlockDiagonalConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, along_heads, weight
 
 
 class BlockDiagonalHeadOutput(WholeReading):
@@ -25,7 +25,8 @@ class BlockDiagonalHeadOutput(WholeReading):
     def __init__(self, config: BlockDiagonalConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         n = config.blocks
         q = model.d_model // n
-        self.block = weight((model.n_heads, n, q, q), Normal(model.product_std * n**0.5), model.param_dtype)
+        start = Normal(model.product_std * n**0.5)
+        self.block = weight((model.n_heads, n, q, q), start, model.param_dtype, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:

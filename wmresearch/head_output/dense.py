@@ -10,7 +10,7 @@ from wmresearch.config.head_output import DenseConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank, write_heads
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, along_heads, weight
 
 
 class DenseHeadOutput(WholeReading):
@@ -24,7 +24,7 @@ class DenseHeadOutput(WholeReading):
 
     def __init__(self, config: DenseConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h = model.d_model, model.n_heads
-        self.map = weight((h, d, d), Normal(model.product_std), model.param_dtype)
+        self.map = weight((h, d, d), Normal(model.product_std), model.param_dtype, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:

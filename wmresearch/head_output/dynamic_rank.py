@@ -17,7 +17,7 @@ from wmresearch.head_output.factor_starts import PaddedNormal
 from wmresearch.head_output.orders import Mix, PathCost
 from wmresearch.head_output.rank_gates import make_gates
 from wmresearch.head_output.rank_layout import RankLayout
-from wmresearch.head_output.weights import PADDING, MatrixAxes, TakenFrom, bias, buffer, weight
+from wmresearch.head_output.weights import PADDING, Along, MatrixAxes, TakenFrom, bias, buffer, weight
 
 
 class DynamicRank(LowRankOutput):
@@ -32,6 +32,8 @@ class DynamicRank(LowRankOutput):
 
     kind = "dynamic_rank"
     symbols = {"factor_a": "A", "factor_b": "B"}
+    shards: tuple[int, int] = (1, 1)
+    """How often the layout stands in A's row, and how many devices share each of them: `Placement.shards`."""
 
     def __init__(self, config: DynamicRankConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         del first
@@ -41,7 +43,8 @@ class DynamicRank(LowRankOutput):
         self.heads, self.original_heads, self.d, self.order = len(layout.query_heads), h, d, "attend_then_write"
         has_bias, w = config.has_bias(model), layout.width
         self.output_bias = bias((d,), dtype) if has_bias else None
-        self.value_bias = bias((w,), dtype) if has_bias and w else None
+        directions = Along(0, "directions")
+        self.value_bias = bias((w,), dtype, directions) if has_bias and w else None
         self.gates = make_gates(config.method, layout, dtype)
         if not w:  # no head is left
             return
@@ -52,17 +55,12 @@ class DynamicRank(LowRankOutput):
         rows = _numbered_over_query_heads(layout, ranks, full)
         shape_a, shape_b = (d, k * full), (h * full, d)  # with all directions
         read, write = MatrixAxes((0,), (1,), of=shape_a), MatrixAxes((0,), (1,), of=shape_b)
-        self.factor_a = weight(
-            (d, w), TakenFrom(of_a, (d, k, full), shape_a, 1, columns), dtype, axes=read, nonzeros=stored
-        )
-        self.factor_b = weight(
-            (w * (h // k), d),
-            TakenFrom(of_b, (h, full, d), shape_b, 0, rows),
-            dtype,
-            axes=write,
-            nonzeros=stored * h // k,
-        )
-        self.origin = buffer((w,), Listed(tuple(layout.numbered(ranks).tolist())), "int32")
+        taken_a = TakenFrom(of_a, (d, k, full), shape_a, 1, columns)
+        taken_b = TakenFrom(of_b, (h, full, d), shape_b, 0, rows)
+        self.factor_a = weight((d, w), taken_a, dtype, axes=read, nonzeros=stored, along=Along(1, "directions"))
+        stored *= h // k
+        self.factor_b = weight((w * (h // k), d), taken_b, dtype, axes=write, nonzeros=stored, along=Along(0, "rows"))
+        self.origin = buffer((w,), Listed(tuple(layout.numbered(ranks).tolist())), "int32", directions)
 
     def __call__(self, x_btd: Float[Array, "b t d"], mix: Mix) -> Float[Array, "b t d"]:
         """One product reads for all heads, attention mixes bucket by bucket, one product writes."""
@@ -72,18 +70,27 @@ class DynamicRank(LowRankOutput):
             b, t, d = x_btd.shape
             z_btw = (x_btd.reshape(b * t, d) @ self.factor_a[...]).reshape(b, t, -1)
             z_btw = z_btw if self.value_bias is None else z_btw + self.value_bias[...][None, None]
-            mixed = []
+            (shards, copies), mixed = self.shards, []
             for bucket, places, heads in self.layout.parts():
-                held = z_btw[..., places].reshape(b, t, len(bucket.heads), bucket.width)
-                mixed.append(mix(held, heads).reshape(b * t, -1))
-            y_btd = (jnp.concatenate(mixed, axis=1) @ self.gated_b()).reshape(b, t, d)
+                held = z_btw.reshape(b, t, shards, -1)[..., places].reshape(b, t, -1, bucket.width)
+                mixed.append(mix(held, heads).reshape(b * t, shards * copies, -1))
+            z_nw = jnp.concatenate(mixed, axis=2).reshape(b * t, -1)
+            y_btd = self.whole((z_nw @ self.gated_b()).reshape(b, t, d))
         return y_btd if self.output_bias is None else y_btd + self.output_bias[...][None, None]
 
     def gated_b(self) -> Float[Array, "gw d"]:
         """diag(g) B."""
         if self.gates is None:
             return self.factor_b[...]
-        return self.factor_b[...] * self.gates()[self.layout.place_of_row()][:, None]
+        (shards, copies), rows = self.shards, self.layout.place_of_row()
+        of_shards = np.arange(shards)[:, None, None] * self.layout.width + np.tile(rows, (1, copies, 1))
+        return self.factor_b[...] * self.gates()[of_shards.ravel()][:, None]
+
+    def spread_directions(self, layout: RankLayout, shards: tuple[int, int]) -> None:
+        """From now on A's row is made of parts of this layout, each for some devices."""
+        self.layout, self.shards = layout, shards
+        if self.gates is not None:
+            self.gates.spread(layout, shards[0])
 
     # The same maps with every head that is there padded to the widest, for penalties and diagnostics.
 

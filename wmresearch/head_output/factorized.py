@@ -10,7 +10,15 @@ from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.factor_starts import InGauge, PaddedNormal, SpectralFactor
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Initializer, Normal, read_axes, weight, write_axes
+from wmresearch.head_output.weights import (
+    Initializer,
+    Normal,
+    along_heads,
+    along_key_heads,
+    read_axes,
+    weight,
+    write_axes,
+)
 
 
 class FactorizedHeadOutput(LowRankOutput):
@@ -34,8 +42,9 @@ class FactorizedHeadOutput(LowRankOutput):
         of_a, of_b = _starts(config, model, ranks)
         stored = d * sum(ranks)
         dtype = model.param_dtype
-        self.factor_a = weight((d, k, r), of_a, dtype, axes=read_axes(), nonzeros=stored)
-        self.factor_b = weight((h, r, d), of_b, dtype, axes=write_axes(), nonzeros=stored * h // k)
+        self.factor_a = weight((d, k, r), of_a, dtype, axes=read_axes(), nonzeros=stored, along=along_key_heads(1))
+        kept = stored * h // k
+        self.factor_b = weight((h, r, d), of_b, dtype, axes=write_axes(), nonzeros=kept, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:

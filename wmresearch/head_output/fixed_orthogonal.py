@@ -12,7 +12,7 @@ from wmresearch.config.head_output import FixedOrthogonalConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, read_axes, weight
+from wmresearch.head_output.weights import Normal, along_key_heads, read_axes, weight
 
 
 class FixedOrthogonalHeadOutput(LowRankOutput):
@@ -28,7 +28,7 @@ class FixedOrthogonalHeadOutput(LowRankOutput):
     def __init__(self, config: FixedOrthogonalConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, k, r = model.d_model, model.kv_heads, model.head_width
         start = Normal(model.product_std * (d / r) ** 0.5)
-        self.value = weight((d, k, r), start, model.param_dtype, axes=read_axes())
+        self.value = weight((d, k, r), start, model.param_dtype, axes=read_axes(), along=along_key_heads(1))
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:
@@ -36,7 +36,7 @@ class FixedOrthogonalHeadOutput(LowRankOutput):
 
     def write_weight(self) -> Float[Array, "h r d"]:
         d, _, r = self.value.shape
-        return jnp.asarray(orthogonal(d), self.value.dtype).reshape(-1, r, d)
+        return self.of_own_heads(jnp.asarray(orthogonal(d), self.value.dtype).reshape(-1, r, d))
 
     def path_cost(self) -> PathCost:
         d, k, r = self.value.shape

@@ -10,7 +10,7 @@ from wmresearch.config.head_output import IdentityValueConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, write_heads
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, along_heads, weight
 
 
 class IdentityValueHeadOutput(HeadOutput):
@@ -24,14 +24,18 @@ class IdentityValueHeadOutput(HeadOutput):
 
     def __init__(self, config: IdentityValueConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, self.width = model.d_model, model.head_width
-        self.output = weight((d, d), Normal(model.product_std * model.n_heads**0.5), model.param_dtype)
+        start = Normal(model.product_std * model.n_heads**0.5)
+        self.output = weight((d, d), start, model.param_dtype, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:
         b, t, given, d = x_btkd.shape
         h = d // self.width
         slices = x_btkd.reshape(b, t, given, h, self.width)
-        return slices[:, :, 0] if given == 1 else slices[:, :, jnp.arange(h), jnp.arange(h)]
+        own = self.of_own_heads(jnp.arange(h))
+        if given == 1:
+            return slices[:, :, 0] if self.places is None else slices[:, :, 0, own]
+        return slices[:, :, jnp.arange(given), own]
 
     def _output_hrd(self) -> Float[Array, "h r d"]:
         return self.output[...].reshape(-1, self.width, self.output.shape[1])

@@ -10,7 +10,7 @@ from wmresearch.config.head_output import KroneckerConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, along_heads, weight
 
 
 class KroneckerHeadOutput(WholeReading):
@@ -26,8 +26,8 @@ class KroneckerHeadOutput(WholeReading):
         h, s, p = model.n_heads, config.terms, config.outer
         q = model.d_model // p
         start = Normal((model.product_std / s**0.5) ** 0.5)
-        self.outer = weight((h, s, p, p), start, model.param_dtype)
-        self.inner = weight((h, s, q, q), start, model.param_dtype)
+        self.outer = weight((h, s, p, p), start, model.param_dtype, along=along_heads(0))
+        self.inner = weight((h, s, q, q), start, model.param_dtype, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:

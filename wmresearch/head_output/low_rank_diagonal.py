@@ -12,7 +12,15 @@ from wmresearch.config.head_output import LowRankDiagonalConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, full_rank, low_rank_cost, low_rank_factors, read_heads, write_heads
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Constant, Normal, read_axes, weight, write_axes
+from wmresearch.head_output.weights import (
+    Constant,
+    Normal,
+    along_heads,
+    along_key_heads,
+    read_axes,
+    weight,
+    write_axes,
+)
 
 
 class LowRankDiagonalHeadOutput(HeadOutput):
@@ -28,9 +36,10 @@ class LowRankDiagonalHeadOutput(HeadOutput):
     def __init__(self, config: LowRankDiagonalConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, config.rank
         matched = (model.head_width / r) ** 0.25
-        self.factor_a = weight((d, k, r), Normal(model.init_std * matched), model.param_dtype, axes=read_axes())
-        self.factor_b = weight((h, r, d), Normal(model.residual_std * matched), model.param_dtype, axes=write_axes())
-        self.diagonal = weight((h, d), Constant(0.0), model.param_dtype, axes=None)
+        of_a, of_b, dtype = Normal(model.init_std * matched), Normal(model.residual_std * matched), model.param_dtype
+        self.factor_a = weight((d, k, r), of_a, dtype, axes=read_axes(), along=along_key_heads(1))
+        self.factor_b = weight((h, r, d), of_b, dtype, axes=write_axes(), along=along_heads(0))
+        self.diagonal = weight((h, d), Constant(0.0), dtype, axes=None, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def read_linear(self, x_btkd: Float[Array, "b t h|1 d"]) -> Float[Array, "b t k r"]:

@@ -10,7 +10,7 @@ from wmresearch.config.head_output import MonarchConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, WholeReading, full_rank
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, along_heads, weight
 
 
 class MonarchHeadOutput(WholeReading):
@@ -28,8 +28,8 @@ class MonarchHeadOutput(WholeReading):
         h, n = model.n_heads, config.blocks
         q = model.d_model // n
         start = Normal(model.product_std**0.5)
-        self.rows = weight((h, n, q, q), start, model.param_dtype)
-        self.columns = weight((h, q, n, n), start, model.param_dtype)
+        self.rows = weight((h, n, q, q), start, model.param_dtype, along=along_heads(0))
+        self.columns = weight((h, q, n, n), start, model.param_dtype, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def write_each(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t h d"]:

@@ -11,7 +11,7 @@ from wmresearch.config.head_output import NoOutputConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, read_axes, weight
+from wmresearch.head_output.weights import Normal, along_key_heads, read_axes, weight
 
 
 class NoProjectionHeadOutput(LowRankOutput):
@@ -27,7 +27,7 @@ class NoProjectionHeadOutput(LowRankOutput):
     def __init__(self, config: NoOutputConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, k, r = model.d_model, model.kv_heads, model.head_width
         start = Normal(model.product_std * model.n_heads**0.5)
-        self.value = weight((d, k, r), start, model.param_dtype, axes=read_axes())
+        self.value = weight((d, k, r), start, model.param_dtype, axes=read_axes(), along=along_key_heads(1))
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:
@@ -35,10 +35,14 @@ class NoProjectionHeadOutput(LowRankOutput):
 
     def write_weight(self) -> Float[Array, "h r d"]:
         d, _, r = self.value.shape
-        return jnp.eye(d, dtype=self.value.dtype).reshape(-1, r, d)
+        return self.of_own_heads(jnp.eye(d, dtype=self.value.dtype).reshape(-1, r, d))
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
-        return z_bthr.reshape(*z_bthr.shape[:2], -1)
+        return self.devices.joined(z_bthr, self.places)
+
+    def whole(self, y_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        """`write` has brought the slices of all devices together; `write_each` has not."""
+        return self.devices.total(y_btd) if self.order == "modify_then_attend" else y_btd
 
     def path_cost(self) -> PathCost:
         d, k, r = self.value.shape

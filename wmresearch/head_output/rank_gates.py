@@ -14,7 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from wmresearch.config.rank_method import Budgeted, HardConcrete, Nested, RankMethod
 from wmresearch.head_output.rank_layout import RankLayout
-from wmresearch.head_output.weights import Constant, Params, buffer, weight
+from wmresearch.head_output.weights import Along, Constant, Params, along_key_heads, buffer, weight
+
+_DIRECTIONS = Along(0, "directions")
 
 TEMPERATURE = 0.33
 STRETCH = (-0.1, 1.1)
@@ -32,6 +34,9 @@ class Gates(nnx.Module, abc.ABC):
     def scores(self, origin_w: Int[Array, " w"]) -> Float[Array, " w"]:
         """What directions are kept by, the largest first; `origin` are their numbers at first."""
 
+    def spread(self, layout: RankLayout, shards: int) -> None:
+        """From now on the row is so many parts of this layout."""
+
 
 class HardConcreteGates(Gates):
     """g = clip(σ(log α) (ζ − γ) + γ, 0, 1) of a direction, times that of its head where heads have gates.
@@ -42,10 +47,16 @@ class HardConcreteGates(Gates):
     def __init__(self, method: HardConcrete, layout: RankLayout, dtype: str) -> None:
         self.speed = method.speed
         start = Constant(method.start / method.speed)
-        self.slow = weight((layout.width,), start, dtype, decay=False)
+        self.slow = weight((layout.width,), start, dtype, decay=False, along=_DIRECTIONS)
         """log α / speed, so that an optimizer whose steps have one size changes log α faster"""
-        self.slow_of_head = weight((len(layout.heads),), start, dtype, decay=False) if method.heads else None
-        self._head_index = tuple(np.repeat(np.arange(len(layout.heads)), layout.widths).tolist())
+        heads = weight((len(layout.heads),), start, dtype, decay=False, along=along_key_heads(0))
+        self.slow_of_head = heads if method.heads else None
+        self.spread(layout, 1)
+
+    def spread(self, layout: RankLayout, shards: int) -> None:
+        places = np.repeat(np.arange(len(layout.heads)), layout.widths)
+        of_shards = np.arange(shards)[:, None] * len(layout.heads) + places
+        self._head_index = tuple(of_shards.ravel().tolist())
 
     def __call__(self) -> Float[Array, " w"]:
         low, high = STRETCH
@@ -79,10 +90,10 @@ class ScaleGates(Gates):
 
     def __init__(self, method: Budgeted, layout: RankLayout, dtype: str) -> None:
         del method
-        self.scale = weight((layout.width,), Constant(1.0), dtype, decay=False)
-        self.sensitivity = buffer((layout.width,), Constant(0.0), dtype)
+        self.scale = weight((layout.width,), Constant(1.0), dtype, decay=False, along=_DIRECTIONS)
+        self.sensitivity = buffer((layout.width,), Constant(0.0), dtype, _DIRECTIONS)
         """Ī, the moving average of a direction's |p ∂loss/∂p|"""
-        self.uncertainty = buffer((layout.width,), Constant(0.0), dtype)
+        self.uncertainty = buffer((layout.width,), Constant(0.0), dtype, _DIRECTIONS)
         """Ū, that of |I − Ī|"""
 
     def __call__(self) -> Float[Array, " w"]:
@@ -99,7 +110,7 @@ class PrefixGates(Gates):
 
     def __init__(self, method: Nested, layout: RankLayout, dtype: str) -> None:
         del method
-        self.within = buffer((layout.width,), Constant(1.0), dtype)
+        self.within = buffer((layout.width,), Constant(1.0), dtype, _DIRECTIONS)
 
     def __call__(self) -> Float[Array, " w"]:
         return self.within[...]

@@ -11,7 +11,7 @@ from wmresearch.config.head_output import SharedBasisConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, write_heads
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, weight
+from wmresearch.head_output.weights import Normal, along_heads, weight
 
 
 class SharedBasisHeadOutput(HeadOutput):
@@ -29,7 +29,7 @@ class SharedBasisHeadOutput(HeadOutput):
     def __init__(self, config: SharedBasisConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h, u = model.d_model, model.n_heads, config.rank
         start = Normal((model.product_std / u) ** (1 / 3))
-        self.core = weight((h, u, u), start, model.param_dtype)
+        self.core = weight((h, u, u), start, model.param_dtype, along=along_heads(0))
         if config.share == "model" and isinstance(first, SharedBasisHeadOutput):
             self.basis_in, self.basis_out = first.basis_in, first.basis_out
         else:

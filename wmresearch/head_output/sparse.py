@@ -14,7 +14,16 @@ from wmresearch.config.sparsity import Blocks
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, WholeReading, full_rank, low_rank_cost, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.sparse_patterns import RandomMask, RandomPlaces, kept_count, masked
-from wmresearch.head_output.weights import Constant, MatrixAxes, Normal, buffer, weight
+from wmresearch.head_output.weights import (
+    Along,
+    Constant,
+    MatrixAxes,
+    Normal,
+    along_heads,
+    along_key_heads,
+    buffer,
+    weight,
+)
 
 _DENSE_AT_FIRST = ("ste", "magnitude", "proximal")
 
@@ -44,7 +53,7 @@ class SparseMap(Sparse, WholeReading):
 
     def __init__(self, config: SparseConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         shape = (model.n_heads, model.d_model, model.d_model)
-        self.map, self.map_mask = _masked_weight(config, shape, model.product_std, model.param_dtype)
+        self.map, self.map_mask = _masked_weight(config, shape, model.product_std, model.param_dtype, along_heads(0))
         super().__init__(config, model, layer, first)
 
     def _map(self) -> Float[Array, "h d d"]:
@@ -81,9 +90,10 @@ class SparseFactors(Sparse, LowRankOutput):
         stds = (model.init_std * matched, model.residual_std * matched)
         dtype = model.param_dtype
         read = MatrixAxes((1,), (0, 2), heads=0)
-        self.factor_a, self.factor_a_mask = _masked_weight(config, (k, d, r), stds[0], dtype, read)
+        of_keys, of_heads = along_key_heads(0), along_heads(0)
+        self.factor_a, self.factor_a_mask = _masked_weight(config, (k, d, r), stds[0], dtype, of_keys, read)
         write = MatrixAxes((0, 1), (2,), heads=0)
-        self.factor_b, self.factor_b_mask = _masked_weight(config, (h, r, d), stds[1], dtype, write)
+        self.factor_b, self.factor_b_mask = _masked_weight(config, (h, r, d), stds[1], dtype, of_heads, write)
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:
@@ -113,9 +123,10 @@ class SparseBlocks(Sparse, WholeReading):
         n = kept_count(config.pattern, config.kept, (1, d, d))
         start = Normal(model.product_std * grid / n**0.5)
         self.grid = grid
-        self.blocks = weight((h, n, q, q), start, model.param_dtype)
-        self.rows = buffer((h, n), RandomPlaces(grid, column=False), "int32")
-        self.columns = buffer((h, n), RandomPlaces(grid, column=True), "int32")
+        of_heads = along_heads(0)
+        self.blocks = weight((h, n, q, q), start, model.param_dtype, along=of_heads)
+        self.rows = buffer((h, n), RandomPlaces(grid, column=False), "int32", of_heads)
+        self.columns = buffer((h, n), RandomPlaces(grid, column=True), "int32", of_heads)
         super().__init__(config, model, layer, first)
 
     def write(self, z_bthr: Float[Array, "b t h r"]) -> Float[Array, "b t d"]:
@@ -149,7 +160,7 @@ class SparseBlocks(Sparse, WholeReading):
 
 
 def _masked_weight(
-    config: SparseConfig, shape: tuple[int, ...], std: float, dtype: str, axes: MatrixAxes | None = None
+    config: SparseConfig, shape: tuple[int, ...], std: float, dtype: str, along: Along, axes: MatrixAxes | None = None
 ) -> tuple[nnx.Param, nnx.Param]:
     """A weight and its mask."""
     kept = kept_count(config.pattern, config.kept, shape) * (
@@ -159,6 +170,6 @@ def _masked_weight(
     scale = 1.0 if dense else config.kept**-0.5
     mask = Constant(1.0) if dense else RandomMask(config.pattern, config.kept)
     return (
-        weight(shape, Normal(std * scale), dtype, axes=axes or "last two", nonzeros=kept),
-        buffer(shape, mask, "bool"),
+        weight(shape, Normal(std * scale), dtype, axes=axes or "last two", nonzeros=kept, along=along),
+        buffer(shape, mask, "bool", along),
     )

@@ -8,7 +8,7 @@ from wmresearch.config.head_output import StandardConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, low_rank_cost
 from wmresearch.head_output.orders import PathCost
-from wmresearch.head_output.weights import Normal, read_axes, weight, write_axes
+from wmresearch.head_output.weights import Normal, along_heads, along_key_heads, read_axes, weight, write_axes
 
 
 class StandardHeadOutput(LowRankOutput):
@@ -23,8 +23,9 @@ class StandardHeadOutput(LowRankOutput):
     def __init__(self, config: StandardConfig, model: ModelConfig, layer: int, first: HeadOutput | None) -> None:
         d, h, k, r = model.d_model, model.n_heads, model.kv_heads, model.head_width
         reading, writing = read_axes(), write_axes(view=(h, r, d))
-        self.value = weight((d, k, r), Normal(model.init_std), model.param_dtype, axes=reading)
-        self.output = weight((h * r, d), Normal(model.residual_std), model.param_dtype, axes=writing)
+        of_a, of_b, dtype = Normal(model.init_std), Normal(model.residual_std), model.param_dtype
+        self.value = weight((d, k, r), of_a, dtype, axes=reading, along=along_key_heads(1))
+        self.output = weight((h * r, d), of_b, dtype, axes=writing, along=along_heads(0))
         super().__init__(config, model, layer, first)
 
     def read_weight(self) -> Float[Array, "d k r"]:

@@ -100,6 +100,29 @@ class MatrixAxes:
     """Shape that the parameter had before heads or directions left it, where it had another."""
 
 
+@dataclass(frozen=True)
+class Along:
+    """The axis of a parameter along which devices can share it, each holding some of what lies there.
+
+    A parameter without such an axis is held by every device.
+    """
+
+    axis: int
+    of: Literal["heads", "key_heads", "directions", "rows", "hidden", "vocabulary"]
+    """Query heads; key/value heads; directions and rows of `dynamic_rank`; hidden units; symbols. The axis can be a
+    multiple as long."""
+
+
+def along_heads(axis: int) -> Along:
+    """One or several places for each query head."""
+    return Along(axis, "heads")
+
+
+def along_key_heads(axis: int) -> Along:
+    """One or several places for each key/value head."""
+    return Along(axis, "key_heads")
+
+
 def read_axes() -> MatrixAxes:
     """Of `[d, h, r]`: each head reads x through a d × r matrix."""
     return MatrixAxes((0,), (1, 2), heads=1)
@@ -118,28 +141,30 @@ def weight(
     decay: bool = True,
     axes: MatrixAxes | Literal["last two"] | None = "last two",
     nonzeros: int | None = None,
+    along: Along | None = None,
 ) -> nnx.Param:
     """A parameter to be.
 
     `decay` says whether weight decay acts on it (matrices yes; biases and gains no). `axes` are those of the matrices
-    in it; what does not decay has none. `nonzeros` is how many entries are not held at zero; unless given, all.
+    in it; what does not decay has none. `nonzeros` is how many entries are not held at zero; unless given, all. `along`
+    is how devices can share it.
     """
     if axes == "last two":
         axes = MatrixAxes((len(shape) - 2,), (len(shape) - 1,)) if decay and len(shape) >= 2 else None
     stored = math.prod(shape) if nonzeros is None else nonzeros
     abstract = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    return nnx.Param(abstract, init=init, decay=decay, axes=axes, nonzeros=stored, trainable=True)
+    return nnx.Param(abstract, init=init, decay=decay, axes=axes, nonzeros=stored, trainable=True, along=along)
 
 
-def bias(shape: tuple[int, ...], dtype: str) -> nnx.Param:
+def bias(shape: tuple[int, ...], dtype: str, along: Along | None = None) -> nnx.Param:
     """A bias, zero at first, without weight decay."""
-    return weight(shape, Constant(0.0), dtype, decay=False)
+    return weight(shape, Constant(0.0), dtype, decay=False, along=along)
 
 
-def buffer(shape: tuple[int, ...], init: Initializer, dtype: str) -> nnx.Param:
+def buffer(shape: tuple[int, ...], init: Initializer, dtype: str, along: Along | None = None) -> nnx.Param:
     """An array that belongs to the model's state but has no gradient: a mask, the places of blocks. Not counted."""
     abstract = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    return nnx.Param(abstract, init=init, decay=False, axes=None, nonzeros=0, trainable=False)
+    return nnx.Param(abstract, init=init, decay=False, axes=None, nonzeros=0, trainable=False, along=along)
 
 
 def initialize(module: nnx.Module, key: PRNGKeyArray) -> Params:

@@ -8,13 +8,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from wmresearch.config.model import ModelConfig, RotaryPositions
 from wmresearch.head_output import HeadOutput, make_head_output
-from wmresearch.head_output.weights import Initializer, Normal, TakenFrom, bias, read_axes, weight
-from wmresearch.model.layers import fold, rotate
-from wmresearch.model.mixing import attention, attention_after, key_heads
+from wmresearch.head_output.devices import ONE_DEVICE, Devices
+from wmresearch.head_output.weights import (
+    PADDING,
+    Along,
+    Initializer,
+    Normal,
+    TakenFrom,
+    along_heads,
+    along_key_heads,
+    bias,
+    read_axes,
+    weight,
+)
+from wmresearch.model.layers import Chance, fold, rotate
+from wmresearch.model.mixing import Heads, attention, attention_after, key_heads
 
 
 class LayerCache(NamedTuple):
@@ -28,23 +40,37 @@ class LayerCache(NamedTuple):
 class Attention(nnx.Module):
     """y = Σ_i P_i X M_i with P_i = softmax(causal(Q_i K_iᵀ / √e)), the M_i given by the head output."""
 
+    devices: Devices = ONE_DEVICE
+    """Those that share the heads."""
+    shards: tuple[int, int] = (1, 1)
+    """As many devices have key heads of their own here, and as many others share each one's: `Placement.shards`."""
+
     def __init__(self, model: ModelConfig, layer: int = 0, first: HeadOutput | None = None) -> None:
         d, e, dtype = model.d_model, model.head_width, model.param_dtype
         self.head_output = make_head_output(model, layer, first)
         everyone = (tuple(range(model.n_heads)), tuple(range(model.kv_heads)))
-        heads, key_heads = kept = self.head_output.kept_heads or everyone
-        self.numbers = None if kept == everyone else heads
+        heads, key_heads = self.head_output.kept_heads or everyone
+        self.numbers = heads
         has_bias = model.bias and heads
-        self.query = _of_heads(heads, (d, model.n_heads, e), model) if heads else None
-        self.key = _of_heads(key_heads, (d, model.kv_heads, e), model) if heads else None
-        self.query_bias = bias((len(heads), e), dtype) if has_bias else None
-        self.key_bias = bias((len(key_heads), e), dtype) if has_bias else None
+        self.query = _of_heads(heads, (d, model.n_heads, e), model, along_heads(1)) if heads else None
+        self.key = _of_heads(key_heads, (d, model.kv_heads, e), model, along_key_heads(1)) if heads else None
+        self.query_bias = bias((len(heads), e), dtype, along_heads(0)) if has_bias else None
+        self.key_bias = bias((len(key_heads), e), dtype, along_key_heads(0)) if has_bias else None
         self.rope_theta = model.positions.theta if isinstance(model.positions, RotaryPositions) else None
         self.dropout, self.width = model.dropout, e
 
-    def __call__(self, x_btd: Float[Array, "b t d"], key: PRNGKeyArray | None = None) -> Float[Array, "b t d"]:
+    def __call__(self, x_btd: Float[Array, "b t d"], chance: Chance | None = None) -> Float[Array, "b t d"]:
+        if self.query is None:  # no head is left
+            return self.head_output(x_btd, attention(*self._queries_keys(x_btd, 0)))
+        x_btd = self.devices.enter(x_btd)
         query_bthe, key_btke = self._queries_keys(x_btd, 0)
-        return self.head_output(x_btd, attention(query_bthe, key_btke, self.dropout, fold(key, 0), self.numbers))
+        heads = Heads(self.devices.own(self.numbers), PADDING in self.numbers, self.shards)
+        return self.head_output(x_btd, attention(query_bthe, key_btke, self.dropout, fold(chance, 0), heads))
+
+    def spread(self, devices: Devices, numbers: tuple[int, ...], held: int, shards: tuple[int, int]) -> None:
+        """From now on its parameters are those of `held` heads at a time, and devices share the others."""
+        self.devices, self.numbers, self.shards = devices, numbers, shards
+        self.head_output.spread(devices, numbers, held)
 
     def _queries_keys(
         self, x_btd: Float[Array, "b t d"], start: Int[Array, ""] | int
@@ -89,14 +115,15 @@ class Attention(nnx.Module):
         return (0 if self.key is None else self.key.shape[1], self.width)
 
 
-def _of_heads(heads: tuple[int, ...], shape: tuple[int, int, int], model: ModelConfig) -> nnx.Param:
+def _of_heads(heads: tuple[int, ...], shape: tuple[int, int, int], model: ModelConfig, along: Along) -> nnx.Param:
     """The queries' or keys' weights of some heads, `[d, h, e]`; `shape` is that of all."""
     d, h, e = shape
     init: Initializer = Normal(model.init_std)
     if heads == tuple(range(h)):
-        return weight(shape, init, model.param_dtype, axes=read_axes())
+        return weight(shape, init, model.param_dtype, axes=read_axes(), along=along)
     axes = replace(read_axes(), of=shape)
-    return weight((d, len(heads), e), TakenFrom(init, shape, shape, 1, heads), model.param_dtype, axes=axes)
+    taken = TakenFrom(init, shape, shape, 1, heads)
+    return weight((d, len(heads), e), taken, model.param_dtype, axes=axes, along=along)
 
 
 def _project(

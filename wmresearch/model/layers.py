@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.weights import Constant, bias, weight
@@ -76,13 +77,38 @@ def rotate(x_bthe: Float[Array, "b t h e"], theta: float, start: Int[Array, ""] 
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def dropout(x: Float[Array, ...], rate: float, key: PRNGKeyArray | None) -> Float[Array, ...]:
-    """Each entry is 0 with probability `rate`, else divided by 1 − rate; x itself where there is no key."""
-    if key is None or rate == 0:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
+class Chance(NamedTuple):
+    """What dropout is drawn by: a token's draws follow from its row of the batch and its position alone.
+
+    So they are the same on one device, on many, and for a batch that is taken in parts.
+    """
+
+    key: PRNGKeyArray
+    rows: Int[Array, " b"]
+    """Of the batch."""
+    start: Int[Array, ""] | int = 0
+    """The first position."""
 
 
-def fold(key: PRNGKeyArray | None, place: int) -> PRNGKeyArray | None:
-    """The key for one place in the model; None stays None (no dropout)."""
-    return None if key is None else jax.random.fold_in(key, place)
+def dropout(x_btd: Float[Array, "b t d"], rate: float, chance: Chance | None) -> Float[Array, "b t d"]:
+    """Each entry is 0 with probability `rate`, else divided by 1 − rate; x itself where there is no chance."""
+    if chance is None or rate == 0:
+        return x_btd
+    positions = chance.start + jnp.arange(x_btd.shape[1])
+
+    def of_token(row: Array, position: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(chance.key, row), position)
+        return jax.random.bernoulli(key, 1 - rate, x_btd.shape[2:])
+
+    kept = jax.vmap(lambda row: jax.vmap(lambda position: of_token(row, position))(positions))(chance.rows)
+    return dropped(x_btd, rate, kept)
+
+
+def dropped(x: Float[Array, ...], rate: float, kept: Bool[Array, ...]) -> Float[Array, ...]:
+    """What is kept over 1 − rate, else 0."""
+    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
+
+
+def fold(chance: Chance | None, place: int | Array) -> Chance | None:
+    """The chance for one place in the model; None stays None (no dropout)."""
+    return None if chance is None else chance._replace(key=jax.random.fold_in(chance.key, place))

@@ -10,49 +10,77 @@ or value head follow one another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from wmresearch.head_output.orders import Mix, query_blocks
-from wmresearch.model.layers import dropout
+from wmresearch.head_output.weights import PADDING
+from wmresearch.model.layers import Chance, dropped
 
 _CUDNN_WIDTHS = 128
 """Widest heads of cuDNN's kernel on every GPU that has it; widths are multiples of 8."""
+
+
+class Heads(NamedTuple):
+    """Which query heads there are."""
+
+    numbers: Int[Array, " h"]
+    """`PADDING` where there is none: what it gathers is zero."""
+    padded: bool = False
+    """Whether that is so anywhere."""
+    shards: tuple[int, int] = (1, 1)
+    """(a, c): the key heads lie in a parts, and for each there are c parts of query heads; slices are of each part."""
 
 
 def attention(
     query_bthe: Float[Array, "b t h e"],
     key_btke: Float[Array, "b t k e"],
     dropout_rate: float = 0.0,
-    dropout_key: PRNGKeyArray | None = None,
-    numbers: Sequence[int] | None = None,
+    chance: Chance | None = None,
+    given: Heads | None = None,
 ) -> Mix:
     """The function that mixes what heads hold, each query over the positions up to its own.
 
-    Dropout acts on the entries of P_i; it is drawn for a head by its number, its place unless `numbers` are given. The
-    softmax is taken in float32 or better.
+    Dropout acts on the entries of P_i; it is drawn for a head by its number. The softmax is taken in float32 or better.
     """
-    group = query_bthe.shape[2] // max(key_btke.shape[2], 1)
-    numbered = jnp.arange(query_bthe.shape[2]) if numbers is None else jnp.asarray(numbers)
+    numbers, padded, (parts, copies) = given or Heads(jnp.arange(query_bthe.shape[2]))
+    group = query_bthe.shape[2] // max(key_btke.shape[2] * copies, 1)
     scaled_bthe = query_bthe * query_bthe.shape[-1] ** -0.5
-    drops = dropout_rate > 0 and dropout_key is not None
+    drops = dropout_rate > 0 and chance is not None
 
     def mix(value_btvr: Float[Array, "b t v r"], heads: slice = slice(None), /) -> Float[Array, "b t h r"]:
-        of_heads, of_keys = scaled_bthe[:, :, heads], key_btke[:, :, key_heads(heads, group)]
+        of_heads = _in_each(scaled_bthe, 2, heads, parts * copies)
+        of_keys = _in_each(key_btke, 2, key_heads(heads, group), parts)
+        own_numbers = _in_each(numbers, 0, heads, parts * copies)
         if not drops and jax.default_backend() == "gpu" and _cudnn_can(of_heads, of_keys, value_btvr):
-            return of_equal_widths(of_heads, of_keys, value_btvr, "cudnn")
-        query, key, value = map(_by_head, (of_heads, of_keys, value_btvr))
-        if dropout_rate == 0 or dropout_key is None:
-            return _by_head(_by_blocks(query, key, value))
-        keys = jax.vmap(lambda number: jax.random.fold_in(dropout_key, number))(numbered[heads])
-        blocks = _forward(query, key, value, dropout_rate, keys)
-        return _by_head(jnp.concatenate([mixed for mixed, _ in blocks], axis=2))
+            mixed = of_equal_widths(of_heads, of_keys, value_btvr, "cudnn")
+        else:
+            query, key, value = map(_by_head, (of_heads, of_keys, value_btvr))
+            if drops:
+                assert chance is not None
+                blocks = _forward(query, key, value, dropout_rate, _keys(chance, own_numbers))
+                mixed = _by_head(jnp.concatenate([block for block, _ in blocks], axis=2))
+            else:
+                mixed = _by_head(_by_blocks(query, key, value))
+        return jnp.where((own_numbers != PADDING)[None, None, :, None], mixed, 0) if padded else mixed
 
     return mix
+
+
+def _in_each(x: Float[Array, ...], axis: int, chosen: slice, parts: int) -> Float[Array, ...]:
+    """A slice of each of so many equal parts of an axis."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    split = x.reshape(*before, parts, x.shape[axis] // parts, *after)
+    return split[(*(slice(None) for _ in before), slice(None), chosen)].reshape(*before, -1, *after)
+
+
+def _keys(chance: Chance, numbers: Int[Array, " h"]) -> PRNGKeyArray:
+    """A key for each row of the batch and head: `[b, h]`."""
+    of_head = lambda row: jax.vmap(lambda number: jax.random.fold_in(jax.random.fold_in(chance.key, number), row))
+    return jax.vmap(lambda row: of_head(row)(numbers))(chance.rows)
 
 
 def key_heads(heads: slice, group: int) -> slice:
@@ -110,17 +138,21 @@ def _forward(
     dropout_rate: float = 0.0,
     dropout_keys: PRNGKeyArray | None = None,
 ) -> list[tuple[Array, Array]]:
-    """What each block of queries mixes, and its rows of P_i. Dropout has a key for each head."""
+    """What each block of queries mixes, and its rows of P_i. Dropout has a key for each row of the batch and head."""
     out = []
     for start, end in query_blocks(query_bhte.shape[2]):
         allowed = jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None]
         weights = _weights(query_bhte[:, :, start:end], key_bkte[:, :, :end], allowed)
         if dropout_keys is not None:
-            of_block = jax.vmap(lambda key, start=start: jax.random.fold_in(key, start))(dropout_keys)
-            drop = lambda weights, key: dropout(weights, dropout_rate, key)
-            weights = jax.vmap(drop, in_axes=(1, 0), out_axes=1)(weights, of_block)
+            weights = dropped(weights, dropout_rate, _kept(dropout_keys, start, weights.shape, dropout_rate))
         out.append((_mixed(weights, value_bvtr[:, :, :end]), weights))
     return out
+
+
+def _kept(keys: PRNGKeyArray, start: int, shape: tuple[int, ...], rate: float) -> Bool[Array, "b h t s"]:
+    """Which entries of P_i are kept, for a block of queries from `start` on."""
+    drawn = lambda key: jax.random.bernoulli(jax.random.fold_in(key, start), 1 - rate, shape[2:])
+    return jax.vmap(jax.vmap(drawn))(keys)
 
 
 @jax.custom_vjp

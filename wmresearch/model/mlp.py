@@ -6,7 +6,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.weights import Normal, bias, weight
+from wmresearch.head_output.devices import ONE_DEVICE, Devices
+from wmresearch.head_output.weights import Along, Normal, bias, weight
 from wmresearch.model.activations import ACTIVATIONS
 
 
@@ -16,16 +17,22 @@ class Mlp(nnx.Module):
     The gated form: Shazeer 2020 (arXiv 2002.05202).
     """
 
+    devices: Devices = ONE_DEVICE
+    """Those that share the hidden units."""
+
     def __init__(self, model: ModelConfig) -> None:
         d, m, dtype = model.d_model, model.mlp_width, model.param_dtype
+        columns, rows = Along(1, "hidden"), Along(0, "hidden")
         self.activation = model.mlp
-        self.up = weight((d, m), Normal(model.init_std), dtype)
-        self.gate = weight((d, m), Normal(model.init_std), dtype) if model.mlp == "swiglu" else None
-        self.down = weight((m, d), Normal(model.residual_std), dtype)
-        self.up_bias = bias((m,), dtype) if model.bias else None
+        self.up = weight((d, m), Normal(model.init_std), dtype, along=columns)
+        gate = weight((d, m), Normal(model.init_std), dtype, along=columns)
+        self.gate = gate if model.mlp == "swiglu" else None
+        self.down = weight((m, d), Normal(model.residual_std), dtype, along=rows)
+        self.up_bias = bias((m,), dtype, rows) if model.bias else None
         self.down_bias = bias((d,), dtype) if model.bias else None
 
     def __call__(self, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        x_btd = self.devices.enter(x_btd)
         b, t, d = x_btd.shape
         x_nd = x_btd.reshape(b * t, d)  # one large matrix product is faster than a batch of them
         act = ACTIVATIONS[self.activation]
@@ -33,10 +40,8 @@ class Mlp(nnx.Module):
         if self.up_bias is not None:
             hidden_nm += self.up_bias[...][None]
         hidden_nm = act(hidden_nm) if self.gate is None else act(x_nd @ self.gate) * hidden_nm
-        y_nd = hidden_nm @ self.down
-        if self.down_bias is not None:
-            y_nd += self.down_bias[...][None]
-        return y_nd.reshape(b, t, d)
+        y_btd = self.devices.total((hidden_nm @ self.down).reshape(b, t, d))
+        return y_btd if self.down_bias is None else y_btd + self.down_bias[...][None, None]
 
     def flops_per_token(self) -> float:
         """Forward operations a token in matrix products."""

@@ -26,11 +26,14 @@ class Evaluation:
     bits_per_byte: float
 
 
-def make_evaluator(evaluate: Evaluate, split: SplitTokens, context: int) -> Callable[[Params], Evaluation]:
+def make_evaluator(
+    evaluate: Evaluate, split: SplitTokens, context: int, devices: int = 1
+) -> Callable[[Params], Evaluation]:
     """A function from parameters to the split's loss.
 
-    The batch is fixed by the context alone, so that a result does not depend on how a run was trained or placed.
-    Sums of batches are added on the host in float64.
+    The batch is fixed by the context alone, so that a result does not depend on how a run was trained; where several
+    devices divide it, it has as many empty rows more as make it divisible. Sums of batches are added on the host in
+    float64.
     """
     windows = evaluation_windows(split.tokens, context)
     rows = max(1, TOKENS_PER_BATCH // context)
@@ -41,7 +44,8 @@ def make_evaluator(evaluate: Evaluate, split: SplitTokens, context: int) -> Call
     def arrange(array: np.ndarray) -> np.ndarray:
         padded = np.zeros((calls * per_call * rows, context), array.dtype)
         padded[: len(array)] = array
-        return padded.reshape(calls, per_call, rows, context)
+        batches = padded.reshape(calls, per_call, rows, context)
+        return np.pad(batches, ((0, 0), (0, 0), (0, -rows % devices), (0, 0)))
 
     inputs, targets, mask = map(arrange, windows)
     predicted = int(mask.sum())

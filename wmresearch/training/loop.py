@@ -9,9 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import jax.numpy as jnp
-import numpy as np
-
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
 from wmresearch.data import Stream, TokenizedCorpus, load_corpus
 from wmresearch.head_output import make_head_output
@@ -100,7 +97,7 @@ def _run(
     stop: StopRequest,
 ) -> TrainState | None:
     """The state after the last step, or None where a stop was asked for before it."""
-    training, data, context = config.training, config.data, config.model.context
+    training = config.training
     stages, model = Stages(config, corpus), config.model
     directory.write_config(config)
     manifest = make_manifest(labels.run_id, corpus.name, corpus.digest)
@@ -114,7 +111,7 @@ def _run(
             model = model_at(config.model, directory.ranks(), saved[-1])
         stage = stages.of(model)
         restored = checkpoints.restore(stage.program.state_like()) if saved else None
-        state = stage.program.initial_state() if restored is None else restored
+        state = stage.program.placed(stage.program.initial_state() if restored is None else restored)
         step = int(state.step)
         recorder.resume(step)
         if stop.signal is not None and step < training.steps:  # before anything is compiled
@@ -124,9 +121,8 @@ def _run(
         pending: tuple[int, int, Metrics] | None = None
         while step < training.steps:
             n = min(training.steps_per_dispatch, _next_stop(config, cuts, step) - step)
-            tokens = np.zeros((stages.room, data.batch_size, context + 1), np.int32)
-            tokens[:n] = stream.batches(step, n)
-            state, metrics = stage.dispatch(state, jnp.asarray(tokens), n, stage.program.keys())
+            tokens = stage.program.batches(stream, step, n, stages.room)
+            state, metrics = stage.dispatch(state, tokens, n, stage.program.keys())
             if pending is not None:  # read the last dispatch's metrics while this one runs
                 recorder.steps(*pending)
             pending = (step, n, metrics)
@@ -139,7 +135,7 @@ def _run(
                 recorder.steps(*pending)
                 pending = None
                 if step in cuts:
-                    model, state = stages.cut(model, state, step, tokens[n - 1, :, :-1])
+                    model, state = stages.cut(model, state, step, stream.batch(step - 1)[:, :-1])
                     stage = stages.of(model)
                     recorder.cut(step, model, stages.cost(model))
                 if evaluating:
@@ -147,7 +143,7 @@ def _run(
                     if training.diagnostics:
                         recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state))
                 if saving:
-                    checkpoints.save(state, step)
+                    checkpoints.save(stage.program.restored(state), step)
                 recorder.pause()
             if stopping:
                 return None

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
+from jaxtyping import Array
 
 from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.head_output import FactorizedConfig, SparseConfig
 from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
+from wmresearch.data import Stream
 from wmresearch.head_output.weights import Params, declared, initialize
 from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Apply, Nats
+from wmresearch.parallel.arrangement import Arrangement
+from wmresearch.parallel.mesh import make_mesh, mesh_sizes
+from wmresearch.parallel.nats import make_divided_nats
+from wmresearch.parallel.placement import make_placement
+from wmresearch.training.arranged_parts import arranged_facts, arranged_parts
 from wmresearch.training.optimizers import make_optimizer, make_schedule, muon_shape_factors
 from wmresearch.training.parameters import head_outputs, parameter_facts, trained
 from wmresearch.training.penalties import Penalties, make_map_decay
@@ -24,8 +33,23 @@ from wmresearch.training.proximal import Change, make_proximal_step, make_rebala
 from wmresearch.training.randomness import Purpose, purpose_key
 from wmresearch.training.rank_training import ExpectedRank, make_budget, make_draw, make_expected_rank
 from wmresearch.training.sparsity import Sparsity, constrain
-from wmresearch.training.step import Keys, Parts, Step, TrainState, make_loss, make_state, make_step, together
+from wmresearch.training.step import (
+    Dispatch,
+    Evaluate,
+    Keys,
+    Parts,
+    Step,
+    TrainState,
+    make_dispatch,
+    make_evaluate,
+    make_loss,
+    make_state,
+    make_step,
+    together,
+)
 from wmresearch.training.warm_start import warm_start
+
+Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True)
@@ -41,6 +65,8 @@ class Program:
     parts: Parts
     penalties: tuple[Penalties | ExpectedRank, ...]
     step: Step
+    arrangement: Arrangement | None
+    """How the state lies on several devices; None: on one."""
 
     def initial_params(self) -> Params:
         """The parameters before the first step.
@@ -52,7 +78,7 @@ class Program:
         return warm_start(self.config, self.vocab_size, drawn)
 
     def initial_state(self) -> TrainState:
-        """The state before the first step.
+        """The state before the first step, not arranged.
 
         Raises:
             ConfigError: it comes from a run that is not usable.
@@ -69,6 +95,49 @@ class Program:
         memory = {name: kept for penalty in self.penalties for name, kept in penalty.start(params).items()}
         return make_state(params, self.optimizer, self.parts.trained, memory)
 
+    def placed(self, state: TrainState) -> TrainState:
+        """A state where its devices have it, as `step` takes it."""
+        return state if self.arrangement is None else self.arrangement.put(state)
+
+    def restored(self, state: TrainState) -> TrainState:
+        """What was placed, in the order in which it is saved, still on its devices."""
+        return state if self.arrangement is None else self.arrangement.restored(state)
+
+    def gathered(self, tree: Tree) -> Tree:
+        """What was placed (a state, or parts of it), in the order that all other code knows, on the host."""
+        return tree if self.arrangement is None else self.arrangement.gathered(tree)
+
+    def batches(self, stream: Stream, first: int, count: int, room: int) -> Array:
+        """The batches of `count` steps, and room for more, as a dispatch takes them."""
+        width = stream.context + 1
+
+        def read(rows: slice) -> np.ndarray:
+            tokens = np.zeros((room, len(range(stream.batch_size)[rows]), width), np.int32)
+            for index in range(count):
+                tokens[index] = stream.batch(first + index, rows)
+            return tokens
+
+        if self.arrangement is None:
+            return jnp.asarray(read(slice(None)))
+        return self.arrangement.batches(room, stream.batch_size, width, read)
+
+    @property
+    def parts_of_batch(self) -> int:
+        """Devices that divide a batch."""
+        return 1 if self.arrangement is None else self.arrangement.mesh.shape["data"]
+
+    def dispatch(self, room: int) -> Dispatch:
+        """The compiled function of up to so many steps."""
+        here = self.arrangement
+        if here is None:
+            return make_dispatch(self.step, room)
+        shardings = here.shardings(jax.eval_shape(here.arrange, self.state_like()))
+        return make_dispatch(self.step, room, shardings, here.everywhere)
+
+    def evaluate(self) -> Evaluate:
+        """The compiled function of a split's batches."""
+        return make_evaluate(self.nats, None if self.arrangement is None else self.arrangement.everywhere)
+
     def stated(self) -> dict[str, Any]:
         """What a run's manifest says of how it is trained, beyond its config."""
         chosen = self.config.optimizer
@@ -79,11 +148,12 @@ class Program:
     def keys(self) -> Keys:
         """The keys of what is random in the run's steps."""
         seed, model = self.config.seed, self.config.model
-        return Keys(
+        found = Keys(
             dropout=purpose_key(seed, Purpose.DROPOUT) if model.dropout else None,
             masks=purpose_key(seed, Purpose.MASKS) if isinstance(model.head_output, SparseConfig) else None,
             ranks=purpose_key(seed, Purpose.RANKS) if self.parts.draw else None,
         )
+        return found if self.arrangement is None else self.arrangement.whole(found)
 
 
 def make_program(config: RunConfig, vocab_size: int) -> Program:
@@ -91,6 +161,10 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
     steps, chosen = config.training.steps, config.optimizer
     transformer = Transformer(config.model, vocab_size, config.execution)
     nats, apply = make_nats(transformer, config.model.dtype), make_apply(transformer, config.model.dtype)
+    arrangement = _arrangement(config, transformer)
+    if arrangement is not None:
+        how = config.parallel
+        nats = make_divided_nats(config.model, arrangement, how.implementation, how.shard_positions)
     maps, own = make_maps(transformer), head_outputs(transformer)
     by_step = [
         penalty
@@ -126,5 +200,22 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
         trained=trained(transformer),
     )
     schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
-    step = make_step(make_loss(nats), optimizer, schedule, parts)
-    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, tuple(penalties), step)
+    here, updates = parts, optimizer
+    if arrangement is not None and arrangement.moves:
+        here, updates = arranged_parts(parts, arrangement), make_optimizer(chosen, steps, arranged_facts(arrangement))
+    step = make_step(make_loss(nats), updates, schedule, here, config.execution.accumulate)
+    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, tuple(penalties), step, arrangement)
+
+
+def _arrangement(config: RunConfig, transformer: Transformer) -> Arrangement | None:
+    """How the state lies on the devices that the config asks for; None: on one device.
+
+    Raises:
+        ConfigError: there are not so many, or they do not fit.
+    """
+    sizes = mesh_sizes(config, jax.device_count(), jax.process_count())
+    if sizes is None:
+        return None
+    placement = make_placement(config.model, transformer, sizes.head)
+    mesh = make_mesh(sizes, placement.shards[1])
+    return Arrangement(transformer, placement, mesh, config.parallel.shard_optimizer)

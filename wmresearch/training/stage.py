@@ -19,7 +19,7 @@ from wmresearch.training import rank_cut
 from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_diagnostics
 from wmresearch.training.evaluation import Evaluation, make_evaluator
 from wmresearch.training.program import Program, make_program
-from wmresearch.training.step import Dispatch, TrainState, make_dispatch, make_evaluate
+from wmresearch.training.step import Dispatch, TrainState
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,21 +67,25 @@ class Stages:
         build = lambda model: self._program(model).transformer
         like = lambda model: self._program(model).state_like()
         final = step == chosen.cut_step(self.config.training.steps)
-        return rank_cut.cut(build, model, state, like, tokens, final=final, seed=self.config.seed)
+        host = self.of(model).program.gathered(state)
+        model, cut = rank_cut.cut(build, model, host, like, tokens, final=final, seed=self.config.seed)
+        return model, self.of(model).program.placed(cut)
 
     def _program(self, model: ModelConfig) -> Program:
         return make_program(self.config.model_copy(update={"model": model}), self.corpus.tokenizer.vocab_size)
 
     def _make(self, program: Program) -> Stage:
-        evaluate = make_evaluate(program.nats)
+        evaluate, parts = program.evaluate(), program.parts_of_batch
         splits, context = self.corpus.splits, self.config.model.context
+        measure = make_diagnostics(program.transformer)
+        decay = effective_decay(self.config.optimizer, program.transformer)
         return Stage(
             program,
-            make_dispatch(program.step, self.room),
-            make_evaluator(evaluate, splits["validation"], context),
-            make_evaluator(evaluate, splits["test"], context) if "test" in splits else None,
-            make_diagnostics(program.transformer),
-            effective_decay(self.config.optimizer, program.transformer),
+            program.dispatch(self.room),
+            make_evaluator(evaluate, splits["validation"], context, parts),
+            make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
+            lambda params: measure(program.gathered(params)),
+            lambda state: decay(program.gathered(state)),
         )
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Sharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from wmresearch.head_output.weights import Params, join, split
 from wmresearch.model.transformer import Nats
 from wmresearch.training.randomness import step_key
 
+Tree = TypeVar("Tree")
 Metrics: TypeAlias = dict[str, Array]
-Loss: TypeAlias = Callable[[Params, Int[Array, "b t1"], PRNGKeyArray | None], tuple[Float[Array, ""], Metrics]]
-"""(parameters, tokens, dropout key) → loss, metrics. A row of tokens has context + 1: inputs, and targets."""
+Loss: TypeAlias = Callable[
+    [Params, Int[Array, "b t1"], PRNGKeyArray | None, Int[Array, " b"]], tuple[Float[Array, ""], Metrics]
+]
+"""(parameters, tokens, dropout key, the rows' numbers in the batch) → loss, metrics.
+
+A row of tokens has context + 1: inputs, and targets.
+"""
 
 
 class TrainState(NamedTuple):
@@ -47,8 +54,10 @@ Dispatch: TypeAlias = Callable[[TrainState, Int[Array, "k b t1"], int, Keys], tu
 def make_loss(nats: Nats) -> Loss:
     """Mean cross-entropy in nats per token over a batch."""
 
-    def loss(params: Params, tokens: Int[Array, "b t1"], key: PRNGKeyArray | None) -> tuple[Array, Metrics]:
-        value = nats(params, tokens[:, :-1], tokens[:, 1:], key).mean()
+    def loss(
+        params: Params, tokens: Int[Array, "b t1"], key: PRNGKeyArray | None, rows: Int[Array, " b"] | None = None
+    ) -> tuple[Array, Metrics]:
+        value = nats(params, tokens[:, :-1], tokens[:, 1:], key, rows).mean()
         return value, {"train_loss": value}
 
     return loss
@@ -128,20 +137,25 @@ def make_step(
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
     parts: Parts = Parts(),  # noqa: B008, immutable
+    accumulate: int = 1,
 ) -> Step:
-    """One update. Metrics are those of the loss, the gradient's norm before clipping, and the learning rate."""
+    """One update. Metrics are those of the loss, the gradient's norm before clipping, and the learning rate.
+
+    `accumulate`: parts of a batch, of equal size, whose losses and gradients are found one after another.
+    """
 
     def step(state: TrainState, tokens: Int[Array, "b t1"], keys: Keys) -> tuple[TrainState, Metrics]:
         dropout_key, mask_key, rank_key = (None if key is None else step_key(key, state.step) for key in keys)
         own, fixed = (state.params, {}) if parts.trained is None else split(state.params, parts.trained)
 
-        def of_own(own: Params) -> tuple[Float[Array, ""], Metrics]:
+        def of_own(own: Params, tokens: Array, rows: Array) -> tuple[Float[Array, ""], Metrics]:
             params = join(own, fixed)
             if parts.draw is not None and rank_key is not None:
                 params = parts.draw(params, rank_key)
-            return loss(params, tokens, dropout_key)
+            return loss(params, tokens, dropout_key, rows)
 
-        (value, metrics), found = jax.value_and_grad(of_own, has_aux=True)(own)
+        of_part = jax.value_and_grad(of_own, has_aux=True)
+        (value, metrics), found = _mean_over_parts(lambda *part: of_part(own, *part), tokens, accumulate)
         gradient = found if parts.constrain is None else parts.constrain(state.params, found)
         added, memory = None, state.memory
         if parts.penalties is not None:
@@ -160,10 +174,30 @@ def make_step(
     return step
 
 
-def make_dispatch(step: Step, size: int) -> Dispatch:
+def _mean_over_parts(
+    of_part: Callable[[Int[Array, "b t1"], Int[Array, " b"]], Tree], tokens: Int[Array, "b t1"], parts: int
+) -> Tree:
+    """The mean of what is found of parts of a batch, and of their rows' numbers, one part at a time."""
+    rows = jnp.arange(tokens.shape[0])
+    if parts == 1:
+        return of_part(tokens, rows)
+    # Every `parts`-th row, so that devices which divide the batch among them divide each part.
+    apart = tuple(jnp.swapaxes(x.reshape(-1, parts, *x.shape[1:]), 0, 1) for x in (tokens, rows))
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_part, *(x[0] for x in apart))
+    )
+    add = lambda total, part: (jax.tree.map(jnp.add, total, of_part(*part)), None)
+    total, _ = jax.lax.scan(add, zeros, apart)
+    return jax.tree.map(lambda leaf: (leaf / parts).astype(leaf.dtype), total)
+
+
+def make_dispatch(
+    step: Step, size: int, shardings: TrainState | None = None, everywhere: Sharding | None = None
+) -> Dispatch:
     """Up to `size` steps in one call of one compiled program; the state's buffers are reused (donated).
 
     The number of steps is an argument, so that a dispatch cut short by an evaluation needs no second compilation.
+    `shardings` are those of a state that several devices divide; `everywhere` is that of what each of them has.
     """
 
     def dispatch(state: TrainState, tokens: Int[Array, "k b t1"], n: int, keys: Keys) -> tuple[TrainState, Metrics]:
@@ -173,11 +207,14 @@ def make_dispatch(step: Step, size: int) -> Dispatch:
         def body(index: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
             state, history = carry
             state, metrics = step(state, tokens[index], keys)
+            if shardings is not None:
+                state = jax.lax.with_sharding_constraint(state, shardings)
             return state, {name: history[name].at[index].set(metrics[name]) for name in history}
 
         return jax.lax.fori_loop(0, n, body, (state, empty))
 
-    return jax.jit(dispatch, donate_argnums=0)
+    out = None if shardings is None else (shardings, everywhere)
+    return jax.jit(dispatch, donate_argnums=0, out_shardings=out)
 
 
 Evaluate: TypeAlias = Callable[
@@ -186,8 +223,11 @@ Evaluate: TypeAlias = Callable[
 """(parameters, inputs, targets, mask) → summed cross-entropy of each batch in nats."""
 
 
-def make_evaluate(nats: Nats) -> Evaluate:
-    """Summed cross-entropy over the unmasked targets of several batches, one after another, without dropout."""
+def make_evaluate(nats: Nats, everywhere: Sharding | None = None) -> Evaluate:
+    """Summed cross-entropy over the unmasked targets of several batches, one after another, without dropout.
+
+    Where several devices take part, `everywhere` is the sharding of what each of them has.
+    """
 
     def evaluate(params: Params, inputs: Array, targets: Array, mask: Array) -> Float[Array, " k"]:
         def batch(arrays: tuple[Array, Array, Array]) -> Float[Array, ""]:
@@ -196,4 +236,4 @@ def make_evaluate(nats: Nats) -> Evaluate:
 
         return jax.lax.map(batch, (inputs, targets, mask))
 
-    return jax.jit(evaluate)
+    return jax.jit(evaluate, out_shardings=everywhere)
