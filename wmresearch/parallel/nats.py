@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.devices import Devices
 from wmresearch.head_output.dynamic_rank import DynamicRank
-from wmresearch.head_output.weights import Params
+from wmresearch.head_output.weights import PADDING, Params
 from wmresearch.model.transformer import Nats, Transformer, make_nats
 from wmresearch.parallel.arrangement import Arrangement
 from wmresearch.parallel.devices import ManualDevices, ShardedDevices
@@ -71,7 +71,8 @@ def spread(transformer: Transformer, placement: Placement, devices: Devices, at_
     module.devices = devices
     for block, places in zip(module.blocks, placement.layers, strict=True):
         attention = block.attention
-        attention.spread(devices, places.heads, len(places.heads) * at_once // placement.devices, shards)
+        numbers = tuple(PADDING if place == PADDING else attention.numbers[place] for place in places.heads)
+        attention.spread(devices, numbers, len(numbers) * at_once // placement.devices, shards)
         if isinstance(attention.head_output, DynamicRank):
             assert places.layout is not None
             attention.head_output.spread_directions(places.layout, shards)
