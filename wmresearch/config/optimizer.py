@@ -52,6 +52,15 @@ class DecayOf(Config):
     """Token and position embeddings, and logits of their own."""
 
 
+class SkippedSpikes(Config):
+    """Updates that are left out: where loss or gradient is not finite, or the gradient suddenly larger."""
+
+    factor: float = Field(default=10.0, gt=1)
+    """How many times its moving average (over about 100 updates) a gradient's norm may be."""
+    in_a_row: int = Field(default=3, ge=1)
+    """Most that are skipped one after another; after more of them the run has diverged."""
+
+
 class OptimizerConfig(Config):
     """What every optimizer has."""
 
@@ -71,6 +80,9 @@ class OptimizerConfig(Config):
     """Decoupled decay of the heads' maps, λ ∇ ½ Σ ‖M_i‖_F² (Khodak et al. 2021, arXiv 2105.01029)."""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest global norm of the gradient; null means no clipping."""
+    skip_spikes: SkippedSpikes | None = None
+    """Which updates are skipped, and counted in the metric `updates_skipped`; null: none, and the first that is not
+    finite ends the run."""
     schedule: Schedule = CosineSchedule()
 
     def checks(self) -> Iterator[Check]:

@@ -42,6 +42,7 @@ def arranged_parts(parts: Parts, arrangement: Arrangement) -> Parts:
         constrain=constrain and (lambda params, gradient: arrange(constrain(restore(params), restore(gradient)))),
         after=tuple(map(changed, parts.after)),
         trained=parts.trained,
+        skip=parts.skip,
     )
 
 

@@ -33,6 +33,7 @@ from wmresearch.training.proximal import Change, make_proximal_step, make_rebala
 from wmresearch.training.randomness import Purpose, purpose_key
 from wmresearch.training.rank_training import ExpectedRank, make_budget, make_draw, make_expected_rank
 from wmresearch.training.sparsity import Sparsity, constrain
+from wmresearch.training.spikes import SkipSpikes
 from wmresearch.training.step import (
     Dispatch,
     Evaluate,
@@ -93,6 +94,7 @@ class Program:
     def state_at(self, params: Params) -> TrainState:
         """The state of a run that starts at these parameters."""
         memory = {name: kept for penalty in self.penalties for name, kept in penalty.start(params).items()}
+        memory |= self.parts.skip.start() if self.parts.skip else {}
         return make_state(params, self.optimizer, self.parts.trained, memory)
 
     def placed(self, state: TrainState) -> TrainState:
@@ -198,6 +200,7 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
         constrain=constrain if sparsity is not None and sparsity.follows_mask else None,
         after=tuple(after),
         trained=trained(transformer),
+        skip=SkipSpikes(chosen.skip_spikes) if chosen.skip_spikes else None,
     )
     schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
     here, updates = parts, optimizer

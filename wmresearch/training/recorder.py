@@ -19,6 +19,7 @@ from wmresearch.training.diagnostics import Diagnostics, layer_means
 from wmresearch.training.evaluation import Evaluation
 from wmresearch.training.run_directory import RunDirectory, RunLabels, State
 from wmresearch.training.speed import Speed
+from wmresearch.training.spikes import IN_A_ROW
 from wmresearch.training.step import Metrics
 from wmresearch.training.trackers import RunIdentity, Tracker, make_tracker
 
@@ -134,6 +135,9 @@ class Recorder:
             step = first + index + 1
             values = {name: float(array[index]) for name, array in arrays.items()}
             bad = [name for name, value in values.items() if not math.isfinite(value)]
+            skipping = self._config.optimizer.skip_spikes
+            if skipping is not None and values[IN_A_ROW] > 0:  # nothing of this step was followed
+                bad = [IN_A_ROW] if values[IN_A_ROW] > skipping.in_a_row else []
             if bad or step == 1 or step == self._config.training.steps or step % self._config.training.log_every == 0:
                 self._write(step, values)
             if bad:

@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from wmresearch.config import RunConfig
 from wmresearch.data import cache_folder
+from wmresearch.training.compiled_cache import remove_damaged
 
 GPU_FLAGS = {"xla_gpu_triton_gemm_any": "true", "xla_gpu_enable_latency_hiding_scheduler": "true"}
 """Of XLA, as JAX's GPU performance tips recommend. What the user has set in XLA_FLAGS stays as it is."""
@@ -27,7 +28,9 @@ def prepare_runtime(config: RunConfig) -> None:
     if "OPENBLAS_NUM_THREADS" not in os.environ:
         threadpool_limits(1, user_api="blas")
     _set_gpu_flags()
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    compiled = cache_folder() / "compiled"
+    remove_damaged(compiled)
+    jax.config.update("jax_compilation_cache_dir", str(compiled))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_enable_x64", "float64" in (config.model.dtype, config.model.param_dtype))

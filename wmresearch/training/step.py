@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,18 @@ class StepFacts(NamedTuple):
     key: PRNGKeyArray | None
 
 
+class Skip(Protocol):
+    """Leaves out updates."""
+
+    def start(self) -> dict[str, Any]:
+        """What it keeps in a state's memory, before the first step."""
+
+    def __call__(
+        self, old: TrainState, new: TrainState, loss: Float[Array, ""], norm: Float[Array, ""]
+    ) -> tuple[TrainState, Metrics]:
+        """The state to go on with, of those before and after a step; `norm` is the gradient's."""
+
+
 class Parts(NamedTuple):
     """What a step does besides following the loss's gradient."""
 
@@ -102,6 +114,8 @@ class Parts(NamedTuple):
     """Changes of the parameters after the optimizer's step, one after another."""
     trained: Params | None = None
     """For each parameter whether it has a gradient; None: all have."""
+    skip: Skip | None = None
+    """Leaves out updates."""
 
 
 def together(*penalties: Penalize) -> Penalize | None:
@@ -169,7 +183,11 @@ def make_step(
             params, about = change(params, facts)
             metrics |= about
         metrics |= {"gradient_norm": optax.tree.norm(gradient), "learning_rate": facts.learning_rate}
-        return TrainState(params, optimizer_state, state.step + 1, memory), metrics
+        after = TrainState(params, optimizer_state, state.step + 1, memory)
+        if parts.skip is not None:
+            after, about = parts.skip(state, after, value, metrics["gradient_norm"])
+            metrics |= about
+        return after, metrics
 
     return step
 
