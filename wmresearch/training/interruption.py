@@ -1,4 +1,4 @@
-"""A request to stop (Ctrl-C, SIGTERM) that lets the work in hand end first."""
+"""A request to stop (Ctrl-C, SIGTERM, a cluster's warning) that lets the work in hand end first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ class StopRequest:
     signal: str | None = None
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what SLURM is asked to send some time before the end (`--signal=USR1@120`)."""
+
+
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Within the block SIGINT and SIGTERM only set the request. Outside the main thread nothing changes."""
+    """Within the block these signals only set the request. Outside the main thread nothing changes."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -34,7 +38,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.signal = signal.Signals(number).name
 
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
         yield request
     finally:

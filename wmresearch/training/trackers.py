@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -174,6 +175,8 @@ class WandbTracker:
         # wandb goes to the system's temporary folder, silently, where it cannot write.
         folder = self._directory / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f"*run-*-{self._identity.run_id}"):  # of earlier starts, whose rows come again
+            shutil.rmtree(old, ignore_errors=True)
         self._set_up()
         online, trouble = self._go_online(mode)
         self._run = self._init("online" if online else "offline")
