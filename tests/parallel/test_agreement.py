@@ -1,10 +1,15 @@
 """A model on several devices is the same function, with the same gradients, in both implementations."""
 
+import re
+
 import jax
 import pytest
 
+from tests.head_output.own_kind import CODE, write_example
 from tests.head_output.test_orders import SETTINGS
 from tests.parallel.examples import Example, model
+from tests.training.programs import program
+from wmresearch.config import ConfigError
 
 BOTH = ("shard_map", "jit")
 
@@ -78,3 +83,16 @@ def test_with_positions_divided_too(implementation):
         example = Example(model(dropout=0.3, positions=positions))
         example.agrees(2, 4, implementation, shard_positions=True)
     Example(model({"kind": "none"})).agrees(1, 4, implementation, shard_positions=True)
+
+
+def test_of_a_kind_of_the_users_own(tmp_path):
+    """The README's, whose parameters say along which axes heads lie; and one that does not, which is refused."""
+    path = write_example(tmp_path)
+    setting = {"kind": "custom", "settings": {"rank": 3}}
+    Example(model(setting | {"file": str(path)}, n_kv_heads=2)).agrees(2, 4)
+    silent = tmp_path / "silent.py"
+    silent.write_text(re.sub(r", along=along\w+\(\d\)", "", CODE), encoding="utf-8")
+    changes = {"model__head_output": setting | {"file": str(silent)}, "data__batch_size": 8}
+    program(**changes, parallel__mesh={"data": 2})
+    with pytest.raises(ConfigError, match="symmetric does not say along which axes its heads lie"):
+        program(**changes, parallel__mesh={"head": 2})
