@@ -137,3 +137,10 @@ def test_other_errors_and_a_batch_of_one_that_does_not_fit_are_errors(accelerato
 )
 def test_a_peak_is_that_of_the_card(accelerator, kind, peak):
     assert accelerator.peak_rate(kind) == peak
+
+
+def test_parallel_exchanges_no_more_than_it_must(tmp_path):
+    found = rows(run("parallel.py", tmp_path / "page.md", "--size", "tiny"), 6)
+    ratios = {way: cells[4] for way, cells in found.items()}
+    assert ratios["data 2, shard_map"] == ratios["head 2, shard_map"] == "1.00"
+    assert len(found) == 5  # one device exchanges nothing
