@@ -26,6 +26,15 @@ def test_a_user_s_own_flags_stay(given, monkeypatch):
     assert len(flags) == len(set(flags)) == 2 + ("force" in given)
 
 
+def test_deterministic_adds_what_gpus_need(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("WMRESEARCH_DETERMINISTIC", "1")
+    found = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: "13" in name))
+    monkeypatch.setattr(runtime, "importlib", found)
+    runtime._set_gpu_flags()
+    assert "--xla_gpu_deterministic_ops=true" in os.environ["XLA_FLAGS"].split()
+
+
 def test_without_a_gpu_s_plugin_nothing_is_set(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(runtime, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
@@ -35,7 +44,7 @@ def test_without_a_gpu_s_plugin_nothing_is_set(monkeypatch):
 
 def test_this_version_of_xla_knows_the_flags():
     """It ends the process at one that it does not know."""
-    flags = " ".join(f"--{name}={value}" for name, value in runtime.GPU_FLAGS.items())
+    flags = " ".join(f"--{name}={value}" for name, value in (runtime.GPU_FLAGS | runtime.DETERMINISTIC_FLAGS).items())
     code = "import jax; print(jax.devices('cpu')[0].platform)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True, check=False

@@ -16,6 +16,11 @@ from wmresearch.training.compiled_cache import remove_damaged
 GPU_FLAGS = {"xla_gpu_triton_gemm_any": "true", "xla_gpu_enable_latency_hiding_scheduler": "true"}
 """Of XLA, as JAX's GPU performance tips recommend. What the user has set in XLA_FLAGS stays as it is."""
 
+DETERMINISTIC_FLAGS = {"xla_gpu_deterministic_ops": "true"}
+"""Of XLA, for sums in one order and kernels that are not chosen by time: slower, and the same bits at every start."""
+DETERMINISTIC = "WMRESEARCH_DETERMINISTIC"
+"""Environment variable that asks for them by `1`, in this process and those that it starts."""
+
 
 def prepare_runtime(config: RunConfig) -> None:
     """Turns on the persistent compilation cache, float64 where the config asks for it, and XLA's flags for GPUs.
@@ -41,5 +46,6 @@ def _set_gpu_flags() -> None:
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return
     given = os.environ.get("XLA_FLAGS", "")
-    flags = [f"--{name}={value}" for name, value in GPU_FLAGS.items() if f"--{name}=" not in given]
+    wanted = GPU_FLAGS | (DETERMINISTIC_FLAGS if os.environ.get(DETERMINISTIC) == "1" else {})
+    flags = [f"--{name}={value}" for name, value in wanted.items() if f"--{name}=" not in given]
     os.environ["XLA_FLAGS"] = " ".join([*given.split(), *flags])
