@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,7 +15,7 @@ import typer
 
 from wmresearch.reports.numbers import duration, quantity
 from wmresearch.reports.progress import run_progress, steps_done, sweep_progress
-from wmresearch.terminal import ProgressLine
+from wmresearch.terminal import ProgressLine, explain, leave_others, only_results_on_stdout
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,23 +57,39 @@ def train(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where the run lies; runs/CONFIG/RUN-ID unless given.")
     ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of several processes: where process 0 listens.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Of several processes: how many there are.")] = None,
+    process: Annotated[int | None, typer.Option(help="Of several processes: which one this is, from 0.")] = None,
+    wait: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="For all processes to start.")] = 300,
 ) -> None:
-    """Train one run (or go on with it)."""
+    """Train one run (or go on with it), alone or as one of several processes with `parallel.mesh`.
+
+    Each process is given the same CONFIG and DIR, a folder that all of them see. In a SLURM job step with several
+    tasks, and on a TPU with several hosts, they find each other.
+    """
     from wmresearch.config import load_run, run_id
     from wmresearch.data import corpus_digest
+    from wmresearch.parallel.processes import find_group
     from wmresearch.training.custom_kind import ask_custom
 
+    group = find_group(coordinator, processes, process)
     loaded = load_run(config, overrides or [], ask_custom)
     line = ProgressLine()
     if directory is None:
         identity = run_id(loaded, corpus_digest(loaded.data, lambda message: line.update(message, force=True)))
         directory = Path("runs") / Path(config).stem / identity
+    from wmresearch.parallel.agreement import is_first
     from wmresearch.reports.listings import run_listing
     from wmresearch.training.loop import train as train_run
 
-    summary = train_run(loaded, directory, report=lambda progress: line.update(run_progress(progress)))
+    with nullcontext() if group is None else only_results_on_stdout():
+        report = lambda progress: line.update(run_progress(progress))
+        summary = train_run(loaded, directory, report=report, group=group, wait_seconds=wait)
     line.close()
-    sys.stdout.write(run_listing(directory, summary))
+    if is_first():
+        sys.stdout.write(run_listing(directory, summary))
     raise typer.Exit({"finished": 0, "preempted": 75}.get(summary["state"], 1))
 
 
@@ -278,29 +295,12 @@ def main() -> NoReturn:
     try:
         app()
     except Exception as error:
-        code = _explain(error)
+        leave_others(error)
+        code = explain(error)
         if code is None:
             raise
         sys.exit(code)
     sys.exit(0)
-
-
-def _explain(error: Exception) -> int | None:
-    """Prints an error that has a plain message, and gives its exit code; None for a bug."""
-    from wmresearch.config import ConfigError
-
-    if isinstance(error, ConfigError):
-        n = len(error.problems)
-        print(f"wm: {n} problem{'s' * (n > 1)} with the request", file=sys.stderr)
-        for problem in error.problems:
-            print(f"\n{problem}", file=sys.stderr)
-        return 2
-    from wmresearch.training.run_directory import RunBusyError
-
-    if isinstance(error, RunBusyError):
-        print(f"wm: {error}", file=sys.stderr)
-        return 1
-    return None
 
 
 if __name__ == "__main__":

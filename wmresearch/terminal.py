@@ -1,10 +1,17 @@
-"""What a person sees of long work: one live line in a terminal, a line every few seconds in a log. All on stderr."""
+"""What a person sees of long work and of errors, all on stderr.
+
+Work is one live line in a terminal, and a line every few seconds in a log.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LOG_SECONDS = 10.0
 
@@ -46,3 +53,62 @@ class ProgressLine:
         if self._live and self._last:
             sys.stderr.write("\n")
             sys.stderr.flush()
+
+
+@contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """Within the block what is written to standard output goes to standard error, also by libraries in other languages.
+
+    Those by which JAX connects processes on CPUs greet each other there.
+    """
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(results, 1)
+        os.close(results)
+
+
+def leave_others(error: Exception) -> None:
+    """Explains an error that the other processes of a run do not share, and ends this one without them."""
+    from wmresearch.parallel.agreement import FailedAmongOthersError, leave
+    from wmresearch.parallel.processes import NotConnectedError
+
+    if isinstance(error, FailedAmongOthersError):
+        cause = error.__cause__
+        assert cause is not None
+        if error.elsewhere is not None:
+            print(f"wm: {error.elsewhere}", file=sys.stderr)
+            leave(1)
+        code = explain(cause)
+        if code is None:
+            traceback.print_exception(cause)
+        leave(code or 1)
+    if isinstance(error, NotConnectedError):
+        leave(explain(error) or 2)
+
+
+def explain(error: BaseException) -> int | None:
+    """Prints an error that has a plain message, and gives its exit code; None for a bug."""
+    from wmresearch.config import ConfigError
+
+    if isinstance(error, ConfigError):
+        n = len(error.problems)
+        print(f"wm: {n} problem{'s' * (n > 1)} with the request", file=sys.stderr)
+        for problem in error.problems:
+            print(f"\n{problem}", file=sys.stderr)
+        return 2
+    from wmresearch.training.run_directory import RunBusyError
+
+    if isinstance(error, RunBusyError):
+        print(f"wm: {error}", file=sys.stderr)
+        return 1
+    from wmresearch.training.together import RefusedElsewhereError
+
+    if isinstance(error, RefusedElsewhereError):
+        print(f"wm: {error}", file=sys.stderr)
+        return error.exit_code
+    return None

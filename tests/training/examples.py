@@ -49,7 +49,7 @@ def final_state(path: Path, config: RunConfig):
     from wmresearch.data import load_corpus
     from wmresearch.training.program import make_program
 
-    like = make_program(config, load_corpus(config.data).tokenizer.vocab_size).initial_state()
+    like = make_program(config, load_corpus(config.data).tokenizer.vocab_size).state_like()
     checkpoints = Checkpoints(path / "checkpoints", config.training.keep)
     state = checkpoints.restore(like)
     checkpoints.close()

@@ -9,6 +9,7 @@ import jax
 
 from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
 from wmresearch.config.model import ModelConfig
+from wmresearch.config.training import ParallelConfig
 from wmresearch.data import TokenizedCorpus, load_corpus
 from wmresearch.head_output.weights import Params, initialize
 from wmresearch.model import Transformer
@@ -57,6 +58,7 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
         hint = "a sweep's runs lie in its folder; `wm status` lists them" if (path / "sweep.json").exists() else ""
         raise ConfigError([Problem(str(path), "", "", expected, hint)])
     config = parse_run(yaml_text.read(file), str(file))
+    config = config.model_copy(update={"parallel": ParallelConfig()})  # one device is enough to look at it
     prepare_runtime(config)
     corpus = load_corpus(config.data)
     if not directory.checkpoints.is_dir():  # orbax would make it

@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from wmresearch.head_output.weights import Params
+from wmresearch.parallel.agreement import several
 from wmresearch.training.step import TrainState
 
 
 class Checkpoints:
-    """The checkpoints of one run, written in the background, the newest `keep` kept."""
+    """The checkpoints of one run, written in the background, the newest `keep` kept.
+
+    Where several processes train it, each of them has to open, save, restore and close alike: it writes what its
+    devices hold, and reads everything.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
@@ -32,17 +39,21 @@ class Checkpoints:
         """The steps that have a checkpoint."""
         return sorted(self._manager.all_steps())
 
-    def restore(self, like: TrainState) -> TrainState | None:
-        """The newest state, laid out as `like` (shapes and types will do); None where there is no checkpoint."""
-        step = self._manager.latest_step()
+    def restore(self, like: TrainState, step: int | None = None, *, on_host: bool = False) -> TrainState | None:
+        """The state of a step, or the newest; None where there is no checkpoint.
+
+        Arrays lie as those of `like` do. Where it has only shapes and types they lie on one device, or `on_host`.
+        """
+        step = self._manager.latest_step() if step is None else step
         if step is None:
             return None
         found = self._restore(step, params=like.params, rest=(like.optimizer, like.step, like.memory))
-        return TrainState(found["params"], *found["rest"])
+        state = TrainState(found["params"], *found["rest"])
+        return state if on_host else _on_device(state)
 
     def restore_params(self, like: Params, step: int) -> Params:
-        """The parameters alone, of the checkpoint at a step, laid out as `like`."""
-        return self._restore(step, params=like)["params"]
+        """The parameters alone, of the checkpoint at a step, laid out as `restore` does."""
+        return _on_device(self._restore(step, params=like)["params"])
 
     def _restore(self, step: int, **like: Any) -> Any:
         args = {name: ocp.args.StandardRestore(_abstract(item)) for name, item in like.items()}
@@ -55,14 +66,33 @@ class Checkpoints:
 
 
 def _abstract(tree: Any) -> Any:
-    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+    """What orbax restores by: an array's place, or the host, where it would otherwise ask for the devices of then."""
+
+    def of(leaf: Any) -> Any:
+        if getattr(leaf, "sharding", None) is None:
+            return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        return ocp.utils.to_shape_dtype_struct(leaf)
+
+    return jax.tree.map(of, tree)
+
+
+def _on_device(tree: Any) -> Any:
+    # Copied: a program may reuse the memory of its arguments, and this may be the host's.
+    return jax.tree.map(lambda leaf: jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
 @contextmanager
-def open_checkpoints(folder: Path, keep: int) -> Iterator[Checkpoints]:
-    """Checkpoints that are complete when the block ends."""
+def open_checkpoints(folder: Path, keep: int, alike: tuple[type[BaseException], ...] = ()) -> Iterator[Checkpoints]:
+    """Checkpoints that are complete when the block ends.
+
+    `alike` is what several processes raise together. After anything else one of them must not wait for what is being
+    saved: the others may never come to their part of it.
+    """
     checkpoints = Checkpoints(folder, keep)
     try:
         yield checkpoints
-    finally:
-        checkpoints.close()
+    except BaseException as error:
+        if not several() or isinstance(error, alike):
+            checkpoints.close()
+        raise
+    checkpoints.close()

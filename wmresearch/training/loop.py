@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax
+
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
+from wmresearch.config.training import TrackingConfig, WandbConfig
 from wmresearch.data import Stream, TokenizedCorpus, load_corpus
 from wmresearch.head_output import make_head_output
+from wmresearch.parallel.agreement import agreed, failing_together, first_failure, is_first, several
+from wmresearch.parallel.mesh import mesh_sizes
+from wmresearch.parallel.processes import WAIT_SECONDS, Group, connect
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.interruption import StopRequest, stop_on_signal
@@ -22,6 +30,7 @@ from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.runtime import prepare_runtime
 from wmresearch.training.stage import Stages, cut_steps
 from wmresearch.training.step import Metrics, TrainState
+from wmresearch.training.together import make_ask, unanimous
 from wmresearch.training.warm_start import check_start
 
 Report: TypeAlias = Callable[[Progress], None]
@@ -34,52 +43,123 @@ def train(
     labels: RunLabels | None = None,
     report: Report = lambda _: None,
     stop: StopRequest | None = None,
+    group: Group | None = None,
+    wait_seconds: float = WAIT_SECONDS,
 ) -> Summary:
     """Trains a run in its directory, going on from its newest checkpoint, and returns its summary.
 
     A run that is finished (or diverged) is not run again. What goes wrong while it trains is written into the directory
     as the run's state and reason before it is raised. SIGINT and SIGTERM preempt it, or the caller through `stop`.
 
+    Where several processes train it together (`group`, or `jax.distributed` has been started), all call this with the
+    same arguments. Process 0 decides, reports and writes; the directory is one that all of them see, since each writes
+    its part of checkpoints.
+
     Raises:
         RunBusyError: another process works in the directory.
-        ConfigError: the corpus (or a head output of the user's own, or the run to start from) is not usable, or the
-            directory is or holds something else; nothing was written.
+        ConfigError: the corpus (or a head output of the user's own, or the run to start from) is not usable, there are
+            not enough devices, the group is not complete after so many seconds, or the directory is or holds something
+            else; nothing was written.
+        RefusedElsewhereError: one of these, in another process of the group.
+        FailedAmongOthersError: anything else, where there are several processes.
     """
     prepare_runtime(config)
-    make_head_output(config.model)  # one of the user's own may be wrong, which is said before anything is written
+    if group is not None:
+        connect(group, wait_seconds)
+    report = report if is_first() else lambda _: None
     started = time.monotonic()
-    corpus = load_corpus(config.data, lambda message: report(Progress(0, config.training.steps, message)))
+    corpus = unanimous(lambda: _corpus(config, report))
     stream = Stream(corpus.splits["train"].tokens, config.data.batch_size, config.model.context, config.seed)
     identity = run_id(config, corpus.digest)
     labels = labels or RunLabels(identity)
-    if labels.run_id != identity:
-        expected = f"the text of run {labels.run_id}, and it has changed since the sweep was planned"
-        raise ConfigError([Problem(str(path), "data.corpus", corpus.name, expected, "start the sweep again")])
-    directory = RunDirectory(path)
-    refuse_another_run(directory, config, identity)
-    if directory.is_new():  # else it goes on from its own checkpoint
-        check_start(config, corpus.digest)
-    with directory.locked():
-        done = directory.summary()
+    shared = RunDirectory(path)
+    with ExitStack() as held:
+        request = {"run": identity, "config": config.model_dump(mode="json")}
+        asked_of_first = agreed(request)
+        unanimous(lambda: _refuse_another_request(request, asked_of_first))
+        unanimous(lambda: _refuse(config, shared, labels, identity, corpus, held))
+        unanimous(lambda: _refuse_another_folder(shared))
+        done = agreed(shared.summary())
         if done.get("state") in FINAL:
             return done
-        (directory.path / "error.txt").unlink(missing_ok=True)
-        recorder = Recorder(config, directory, labels, report, done.get("wall_seconds") or 0.0)
+        own = shared
+        if not is_first():
+            config = config.model_copy(update={"tracking": TrackingConfig(wandb=WandbConfig(mode="disabled"))})
+            own = RunDirectory(Path(held.enter_context(tempfile.TemporaryDirectory())))
+        (own.path / "error.txt").unlink(missing_ok=True)
+        recorder = Recorder(config, own, labels, report, done.get("wall_seconds") or 0.0)
+        run = _Run(config, own, shared, labels, corpus, stream, recorder)
+        held.enter_context(failing_together(lambda reason: shared.write_failure(labels, config, reason)))
         try:
             with nullcontext(stop) if stop else stop_on_signal() as stop:
-                state = _run(config, directory, labels, corpus, stream, recorder, stop)
+                state = run.train(stop)
         except DivergedError as error:
             return recorder.finish("diverged", str(error), started)
         except KeyboardInterrupt:
             recorder.finish("preempted", "interrupted before it could save; start again to go on", started)
             raise
         except BaseException as error:
-            directory.write_error(traceback.format_exc())
-            recorder.finish("failed", reason_of(error), started)
+            own.write_error(traceback.format_exc())
+            recorder.finish("failed", first_failure() or reason_of(error), started)
             raise
         if state is None:
             return recorder.finish("preempted", f"stopped by {stop.signal}; start again to go on", started)
         return recorder.finish("finished", None, started)
+
+
+def _corpus(config: RunConfig, report: Report) -> TokenizedCorpus:
+    make_head_output(config.model)  # one of the user's own may be wrong, which is said before anything is written
+    return load_corpus(config.data, lambda message: report(Progress(0, config.training.steps, message)))
+
+
+def _refuse(
+    config: RunConfig,
+    directory: RunDirectory,
+    labels: RunLabels,
+    identity: str,
+    corpus: TokenizedCorpus,
+    held: ExitStack,
+) -> None:
+    """Does nothing where the run can be trained in the directory, which process 0 holds from then on.
+
+    Raises:
+        RunBusyError, ConfigError: as `train`.
+    """
+    if labels.run_id != identity:
+        expected = f"the text of run {labels.run_id}, and it has changed since the sweep was planned"
+        raise ConfigError([Problem(str(directory.path), "data.corpus", corpus.name, expected, "start the sweep again")])
+    if is_first():
+        refuse_another_run(directory, config, identity)
+    if directory.state() not in FINAL and (several() or config.parallel.mesh is not None):
+        mesh_sizes(config, jax.device_count(), jax.process_count())
+    if directory.is_new():  # else it goes on from its own checkpoint
+        check_start(config, corpus.digest)
+    if is_first():
+        held.enter_context(directory.locked())
+
+
+def _refuse_another_request(own: dict[str, Any], first: dict[str, Any]) -> None:
+    """Does nothing where this process is asked for what process 0 is asked for.
+
+    Raises:
+        ConfigError: it has another config, or another text.
+    """
+    if own != first:
+        differing = [name for name, value in own["config"].items() if value != first["config"][name]]
+        expected = f"run {first['run']} of process 0, with the same config"
+        hint = f"they differ in {', '.join(differing)}" if differing else "they read different texts"
+        raise ConfigError([Problem(f"process {jax.process_index()}", "", f"run {own['run']}", expected, hint)])
+
+
+def _refuse_another_folder(directory: RunDirectory) -> None:
+    """Does nothing where this process sees the folder that process 0 holds.
+
+    Raises:
+        ConfigError: it sees another one.
+    """
+    if several() and not directory.is_held():
+        expected = "the folder of process 0: one that all processes see"
+        raise ConfigError([Problem(f"process {jax.process_index()}", "", str(directory.path), expected)])
 
 
 def reason_of(error: BaseException) -> str:
@@ -87,69 +167,77 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500].removesuffix(": ")
 
 
-def _run(
-    config: RunConfig,
-    directory: RunDirectory,
-    labels: RunLabels,
-    corpus: TokenizedCorpus,
-    stream: Stream,
-    recorder: Recorder,
-    stop: StopRequest,
-) -> TrainState | None:
-    """The state after the last step, or None where a stop was asked for before it."""
-    training = config.training
-    stages, model = Stages(config, corpus), config.model
-    directory.write_config(config)
-    manifest = make_manifest(labels.run_id, corpus.name, corpus.digest)
-    directory.write_manifest(manifest | stages.of(model).program.stated())
-    recorder.start(corpus_digest=corpus.digest, **figures_of(model, stages.cost(model)))
-    cuts = cut_steps(config)
+@dataclass(frozen=True)
+class _Run:
+    """A run that is being trained, as one process sees it."""
 
-    with open_checkpoints(directory.checkpoints, training.keep) as checkpoints:
-        saved = checkpoints.steps()
-        if saved:
-            model = model_at(config.model, directory.ranks(), saved[-1])
-        stage = stages.of(model)
-        restored = checkpoints.restore(stage.program.state_like()) if saved else None
-        state = stage.program.placed(stage.program.initial_state() if restored is None else restored)
-        step = int(state.step)
-        recorder.resume(step)
-        if stop.signal is not None and step < training.steps:  # before anything is compiled
-            return None
-        if training.diagnostics and step == 0:  # the null that trained spectra are seen beside
-            recorder.diagnostics(0, stage.measure(state.params))
-        pending: tuple[int, int, Metrics] | None = None
-        while step < training.steps:
-            n = min(training.steps_per_dispatch, _next_stop(config, cuts, step) - step)
-            tokens = stage.program.batches(stream, step, n, stages.room)
-            state, metrics = stage.dispatch(state, tokens, n, stage.program.keys())
-            if pending is not None:  # read the last dispatch's metrics while this one runs
-                recorder.steps(*pending)
-            pending = (step, n, metrics)
-            step += n
-            last = step == training.steps
-            stopping = stop.signal is not None and not last
-            evaluating = last or _due(step, training.evaluate_every)
-            saving = last or _due(step, training.checkpoint_every) or stopping
-            if evaluating or saving or step in cuts:
-                recorder.steps(*pending)
-                pending = None
-                if step in cuts:
-                    model, state = stages.cut(model, state, step, stream.batch(step - 1)[:, :-1])
-                    stage = stages.of(model)
-                    recorder.cut(step, model, stages.cost(model))
-                if evaluating:
-                    recorder.validation(step, stage.validate(state.params))
-                    if training.diagnostics:
-                        recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state))
-                if saving:
-                    checkpoints.save(stage.program.restored(state), step)
-                recorder.pause()
-            if stopping:
+    config: RunConfig
+    own: RunDirectory
+    """Where this process writes: process 0 into the run's directory, others into one that nobody reads."""
+    shared: RunDirectory
+    """The run's."""
+    labels: RunLabels
+    corpus: TokenizedCorpus
+    stream: Stream
+    recorder: Recorder
+
+    def train(self, stop: StopRequest) -> TrainState | None:
+        """The state after the last step, or None where a stop was asked for before it."""
+        config, recorder, training = self.config, self.recorder, self.config.training
+        stages, model = Stages(config, self.corpus), config.model
+        self.own.write_config(config)
+        manifest = make_manifest(self.labels.run_id, config, self.corpus.name, self.corpus.digest)
+        self.own.write_manifest(manifest | stages.of(model).program.stated())
+        recorder.start(corpus_digest=self.corpus.digest, **figures_of(model, stages.cost(model)))
+        cuts = cut_steps(config)
+
+        with open_checkpoints(self.shared.checkpoints, training.keep, alike=(DivergedError,)) as checkpoints:
+            # what process 0 sees in the folder, others may see later
+            saved, history = agreed((checkpoints.steps()[-1:], self.shared.ranks()))
+            if saved:
+                model = model_at(config.model, history, saved[-1])
+            stage = stages.of(model)
+            state = stage.program.resume(checkpoints, saved[-1]) if saved else stage.program.start()
+            step = int(state.step)
+            recorder.resume(step)
+            ask = make_ask(stop)
+            if ask()() and step < training.steps:  # before anything is compiled
                 return None
-        if stage.test is not None:
-            recorder.test(stage.test(state.params))
-    return state
+            if training.diagnostics and step == 0:  # the null that trained spectra are seen beside
+                recorder.diagnostics(0, stage.measure(state.params))
+            pending: tuple[int, int, Metrics] | None = None
+            while step < training.steps:
+                n = min(training.steps_per_dispatch, _next_stop(config, cuts, step) - step)
+                tokens = stage.program.batches(self.stream, step, n, stages.room)
+                stop_asked = ask()
+                state, metrics = stage.dispatch(state, tokens, n, stage.program.keys())
+                if pending is not None:  # read the last dispatch's metrics while this one runs
+                    recorder.steps(*pending)
+                pending = (step, n, metrics)
+                step += n
+                last = step == training.steps
+                stopping = stop_asked() and not last
+                evaluating = last or _due(step, training.evaluate_every)
+                saving = last or _due(step, training.checkpoint_every) or stopping
+                if evaluating or saving or step in cuts:
+                    recorder.steps(*pending)
+                    pending = None
+                    if step in cuts:
+                        model, state = stages.cut(model, state, step, self.stream.batch(step - 1)[:, :-1])
+                        stage = stages.of(model)
+                        recorder.cut(step, model, stages.cost(model))
+                    if evaluating:
+                        recorder.validation(step, stage.validate(state.params))
+                        if training.diagnostics:
+                            recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state))
+                    if saving:
+                        checkpoints.save(stage.program.restored(state), step)
+                    recorder.pause()
+                if stopping:
+                    return None
+            if stage.test is not None:
+                recorder.test(stage.test(state.params))
+        return state
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -6,13 +6,16 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from wmresearch.config import RunConfig
 from wmresearch.config.identity import SCHEMA_VERSION
+from wmresearch.parallel.mesh import mesh_sizes
 
 _PACKAGES = (
     "wmresearch", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "tensorflow-datasets",
@@ -20,9 +23,10 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def make_manifest(run_id: str, corpus: str, corpus_digest: str) -> dict[str, Any]:
-    """Versions, commit, device, corpus digest, config hash, command."""
+def make_manifest(run_id: str, config: RunConfig, corpus: str, corpus_digest: str) -> dict[str, Any]:
+    """Versions, commit, devices and how they are divided, corpus digest, config hash, command."""
     commit, dirty = _commit()
+    mesh = mesh_sizes(config, jax.device_count(), jax.process_count())
     return {
         "run_id": run_id,
         "config_hash": run_id,
@@ -32,6 +36,8 @@ def make_manifest(run_id: str, corpus: str, corpus_digest: str) -> dict[str, Any
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
         "device": f"{jax.device_count()} × {device_name()}",
+        "processes": jax.process_count(),
+        "mesh": None if mesh is None else asdict(mesh),
         "corpus": corpus,
         "corpus_digest": corpus_digest,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -27,6 +27,7 @@ from wmresearch.parallel.mesh import make_mesh, mesh_sizes
 from wmresearch.parallel.nats import make_divided_nats
 from wmresearch.parallel.placement import make_placement
 from wmresearch.training.arranged_parts import arranged_facts, arranged_parts
+from wmresearch.training.checkpoints import Checkpoints
 from wmresearch.training.optimizers import make_optimizer, make_schedule, muon_shape_factors
 from wmresearch.training.parameters import head_outputs, parameter_facts, trained
 from wmresearch.training.penalties import Penalties, make_map_decay
@@ -101,6 +102,20 @@ class Program:
     def placed(self, state: TrainState) -> TrainState:
         """A state where its devices have it, as `step` takes it."""
         return state if self.arrangement is None else self.arrangement.put(state)
+
+    def start(self) -> TrainState:
+        """The state before the first step, placed.
+
+        Raises:
+            ConfigError: it comes from a run that is not usable.
+        """
+        return self.placed(self.initial_state())
+
+    def resume(self, checkpoints: Checkpoints, step: int) -> TrainState:
+        """The state that was saved after a step, placed. Each process reads all of it, and its devices take theirs."""
+        state = checkpoints.restore(self.state_like(), step, on_host=self.arrangement is not None)
+        assert state is not None
+        return self.placed(state)
 
     def restored(self, state: TrainState) -> TrainState:
         """What was placed, in the order in which it is saved, still on its devices."""

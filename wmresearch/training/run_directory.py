@@ -93,6 +93,10 @@ class RunDirectory:
         finally:
             lock.release()
 
+    def is_held(self) -> bool:
+        """Whether a process may hold it, as far as the folder says: one that it was, or is, held in."""
+        return (self.path / ".lock").exists()
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
@@ -108,8 +112,12 @@ class RunDirectory:
 
     def is_new(self) -> bool:
         """Whether a run in it would start at its first step."""
-        saved = self.checkpoints.is_dir() and any(folder.name.isdigit() for folder in self.checkpoints.iterdir())
-        return not saved and self.state() not in FINAL
+        return not self.saved_steps() and self.state() not in FINAL
+
+    def saved_steps(self) -> list[int]:
+        """The steps that have a checkpoint; the folder is looked at, and left as it is."""
+        folders = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdigit())
 
     def write_config(self, config: RunConfig) -> None:
         """A Python file that the config names is kept too, and named in its place: an edit of it is another run's."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from wmresearch.config import RunConfig
@@ -15,6 +16,7 @@ from wmresearch.data import TokenizedCorpus
 from wmresearch.head_output.rank_layout import RankLayout
 from wmresearch.head_output.weights import Params
 from wmresearch.model.cost import Cost, model_cost
+from wmresearch.parallel.agreement import agreed, from_first, several
 from wmresearch.training import rank_cut
 from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_diagnostics
 from wmresearch.training.evaluation import Evaluation, make_evaluator
@@ -68,8 +70,14 @@ class Stages:
         like = lambda model: self._program(model).state_like()
         final = step == chosen.cut_step(self.config.training.steps)
         host = self.of(model).program.gathered(state)
-        model, cut = rank_cut.cut(build, model, host, like, tokens, final=final, seed=self.config.seed)
-        return model, self.of(model).program.placed(cut)
+        new, cut = rank_cut.cut(build, model, host, like, tokens, final=final, seed=self.config.seed)
+        if several():  # hosts of different kinds round differently, and have to go on with one state
+            assert isinstance(new.head_output, DynamicRankConfig)
+            ranks, fixed = agreed((new.head_output.all_ranks(new), new.head_output.method.kind == "fixed"))
+            new = rank_cut.with_ranks(model, tuple(map(tuple, ranks)), fixed=fixed)
+            leaves, structure = jax.tree.flatten(like(new))
+            cut = jax.tree.unflatten(structure, from_first(jax.tree.leaves(cut), leaves))
+        return new, self.of(new).program.placed(cut)
 
     def _program(self, model: ModelConfig) -> Program:
         return make_program(self.config.model_copy(update={"model": model}), self.corpus.tokenizer.vocab_size)

@@ -114,10 +114,7 @@ def _find(chosen: FactorizedConfig, start: RunStart, config: RunConfig) -> _Sour
     if largest > rank:
         expected = f"ranks of at most {rank}, that of the run's heads"
         raise ConfigError([Problem("config", "model.head_output", f"rank {largest}", expected)])
-    steps: list[int] = []
-    if directory.checkpoints.is_dir():  # orbax would make it
-        with open_checkpoints(directory.checkpoints, of_run.training.keep) as checkpoints:
-            steps = checkpoints.steps()
+    steps = directory.saved_steps()
     step = steps[-1] if start.step is None and steps else start.step
     if step is None or step not in steps:
         expected = f"a run with a checkpoint{'' if start.step is None else f' at step {start.step}'}"
