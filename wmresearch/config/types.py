@@ -172,6 +172,8 @@ def _type_in_words(bare: Any, limits: list[Any]) -> str:
             if names
             else "a mapping of keys to values"
         )
+    if _options(bare):  # plain values, such as a number or a word
+        return ", or ".join(in_words(option).removeprefix("one of ") for option in _options(bare))
     if origin is tuple and get_args(bare)[-1] is not ...:
         return f"a list of {len(get_args(bare))} entries"
     name = _NAMES.get(origin, "another value")

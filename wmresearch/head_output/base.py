@@ -71,6 +71,11 @@ class HeadOutput(nnx.Module, abc.ABC):
         """What all heads write, of what those of each device do: the layer's one exchange between devices."""
         return self.devices.total(y_btd)
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether heads write to slices of their own, so that devices bring these together in place of a sum."""
+        return False
+
     def spread(self, devices: Devices, places: tuple[int, ...], held: int) -> None:
         """From now on its parameters are those of `held` heads at a time, and devices share the others."""
         self.devices, self.places, self.heads = devices, places, held

@@ -42,7 +42,11 @@ class NoProjectionHeadOutput(LowRankOutput):
 
     def whole(self, y_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         """`write` has brought the slices of all devices together; `write_each` has not."""
-        return self.devices.total(y_btd) if self.order == "modify_then_attend" else y_btd
+        return y_btd if self.side_by_side else self.devices.total(y_btd)
+
+    @property
+    def side_by_side(self) -> bool:
+        return self.order != "modify_then_attend"
 
     def path_cost(self) -> PathCost:
         d, k, r = self.value.shape

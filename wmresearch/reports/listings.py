@@ -38,7 +38,7 @@ def plan_listing(plan: Plan, directory: Path) -> str:
             RunDirectory(directory / run.run_id).state(), f"{cost.parameters:,}", f"{cost.head_output_parameters:,}",
             quantity(cost.training_flops_per_token),
         ))  # fmt: skip
-    return _table(columns, rows, right=5) + f"{len(plan.runs)} runs in {directory}\n"
+    return aligned(columns, rows, right=5) + f"{len(plan.runs)} runs in {directory}\n"
 
 
 def status_listing(directory: Path) -> str:
@@ -53,7 +53,7 @@ def status_listing(directory: Path) -> str:
             "" if run.tokens_per_second is None else quantity(run.tokens_per_second),
             "" if left is None else duration(left), run.reason or "",
         ))  # fmt: skip
-    return _table(columns, rows, right=5)
+    return aligned(columns, rows, right=5)
 
 
 def vocabulary(config: RunConfig) -> int:
@@ -109,7 +109,7 @@ def cost_listing(config: RunConfig) -> str:
         )
         for name, parameters, forward, cache, traffic in [*figures, ("all", *totals)]
     ]
-    lines = [_table(columns, rows, right=1), f"head output `{kind_of(model.head_output)}`, {model.n_layers} layers:"]
+    lines = [aligned(columns, rows, right=1), f"head output `{kind_of(model.head_output)}`, {model.n_layers} layers:"]
     for weight in head_output_weights(model):
         shape = " × ".join(map(str, weight.shape))
         lines.append(
@@ -131,7 +131,7 @@ def corpora_listing(corpora: Sequence[CorpusRow]) -> str:
          (row.digest or "")[:12], row.where)
         for row in corpora
     ]  # fmt: skip
-    return _table(("corpus", "kind", "splits", "digest", "where, or how to get it"), rows)
+    return aligned(("corpus", "kind", "splits", "digest", "where, or how to get it"), rows)
 
 
 def run_listing(directory: Path, summary: dict[str, Any]) -> str:
@@ -150,7 +150,7 @@ def run_listing(directory: Path, summary: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: int | None = None) -> str:
+def aligned(columns: Sequence[str], rows: Iterable[Sequence[object]], right: int | None = None) -> str:
     """Aligned columns; those from index `right` on hold numbers. Columns that are empty in every row are left out."""
     kept = list(rows)
     table = Table(box=None, pad_edge=False)

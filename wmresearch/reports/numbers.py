@@ -6,6 +6,7 @@ import math
 
 DASH = "–"
 """Stands where there is no number."""
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMALS = 4
 """Digits after the point of a loss whose uncertainty is unknown."""
 
@@ -65,6 +66,13 @@ def quantity(value: float) -> str:
             scaled = value / size
             return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{suffix}"
     return f"{value:.0f}"
+
+
+def memory(count: int) -> str:
+    """`512 B`, `16 KiB`, `32.9 GiB`: bytes, three digits."""
+    power = min(max(count.bit_length() - 1, 0) // 10, 5)
+    scaled = count / 1024**power
+    return f"{scaled:.{0 if scaled >= 100 or scaled == int(scaled) else 1 if scaled >= 10 else 2}f} {_BINARY[power]}"
 
 
 def _fixed(value: float, decimals: int, signed: bool) -> str:
