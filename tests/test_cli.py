@@ -116,6 +116,41 @@ def test_count_as_json(capfd):
     assert json.loads(out)["head_output_parameters"] < data["head_output_parameters"] / 5
 
 
+def test_count_on_a_mesh(capfd):
+    """Of 16 devices, which are not here, the prediction alone; of 2, the compiled step too."""
+    code, out, err = wm(capfd, "count", "llama3-70b", "--mesh", "data=2,head=8")
+    assert (code, err) == (0, "")
+    assert "\nmesh: data 2 × head 8 = 16 devices\n" in out and "W_O   1024 × 8192 of 8192 × 8192" in out
+    assert re.search(r"^attention +forward +all-reduce +head +8 +8,192 +16 KiB +80 ", out, re.MULTILINE)
+    assert "it takes 16 devices, and there are 8" in out
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=16" in out
+    code, out, err = wm(capfd, "count", "run.yaml", "--mesh", "head=2")
+    assert code == 0 and err.startswith("compiling a training step")
+    assert re.search(r"^model +all-reduce +head +2 .* 1\.00 ", out, re.MULTILINE)
+    code, out, err = wm(capfd, "count", "run.yaml", "--mesh", "head=2", "--no-compile")
+    assert (code, err) == (0, "") and "was not compiled" in out
+
+
+def test_count_on_a_mesh_as_json(capfd):
+    """That of the config, unless another is asked for."""
+    request = ("count", "run.yaml", "parallel.mesh={data: 2, head: 2}", "--json", "--no-compile")
+    data = json.loads(wm(capfd, *request)[1])["mesh"]
+    assert list(data) == ["axes", "devices", "implementation", "device", "predicted", "compiled", "not_compiled"]
+    assert data["axes"] == {"data": 2, "head": 2} and data["compiled"] is None
+    assert data["device"]["parts"]["query heads"] == {"all": 2, "on_device": 1, "empty": 0, "copies": 1}
+    assert {"imbalance", "weights", "parameters", "parameter_bytes", "optimizer_bytes", "cache_bytes_per_token"} < {
+        *data["device"]
+    }
+    assert list(data["predicted"][0]) == [
+        "what", "when", "kind", "axis", "devices", "numbers", "times", "dtype", "tokens", "numbers_per_token",
+        "bytes_per_token", "numbers_per_step", "bytes_per_step",
+    ]  # fmt: skip
+    found = json.loads(wm(capfd, *request[:-1], "--mesh", "head=2")[1])["mesh"]
+    assert found["axes"] == {"data": 1, "head": 2} and found["not_compiled"] is None
+    assert {(each["kind"], each["axis"], each["ratio"]) for each in found["compiled"]} == {("all-reduce", "head", 1.0)}
+    assert json.loads(wm(capfd, "count", "run.yaml", "--json")[1])["mesh"] is None
+
+
 def test_a_run_reports_on_stdout_and_its_progress_on_stderr(capfd, folder):
     code, out, err = wm(capfd, "train", "run.yaml", "--dir", "runs/first")
     assert code == 0
@@ -160,6 +195,16 @@ def test_a_run_that_diverges_ends_with_1_and_one_that_is_busy_too(capfd, folder)
         ("table nothing", ("nothing/sweep.json", "no such directory")),
         ("table nothing --format html", ("--format", "html")),
         ("count llama3-9b", ("llama3-9b", "did you mean 'llama3-8b'?")),
+        ("count run.yaml --mesh heads=2", ("parallel.mesh.heads", "did you mean 'head'?")),
+        (
+            "count run.yaml --mesh data=2,head=two",
+            ("mesh.head = two", "a whole number of at least 1, or auto"),
+        ),
+        ("count run.yaml --mesh data=2,head", ("--mesh", "data=2,head", "for example data=2,head=4")),
+        ("count run.yaml --mesh head=1,head=2", ("--mesh", "each axis once")),
+        ("count run.yaml --mesh head=3", ("parallel.mesh.head", "at most model.n_heads = 2")),
+        ("count run.yaml --mesh run=2", ("parallel.mesh.run", "a cohort of a sweep")),
+        ("count llama3-8b --mesh data=3", ("parallel.mesh.data", "a divisor of data.batch_size = 512: 1, 2, 4, 8")),
         ("data prepare ./nothing", ("nothing",)),
         ("trian run.yaml", ("trian",)),
     ],

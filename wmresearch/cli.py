@@ -255,45 +255,21 @@ def count(
     overrides: Overrides = None,
     mesh: Annotated[
         str | None,
-        typer.Option(
-            metavar="AXIS=N[,AXIS=N]",
-            help="Also what each of data · head devices has and what they exchange; as many as you like. Unless given, "
-            "the config's `parallel.mesh`, if any.",
-        ),
+        typer.Option(metavar="data=N,head=N", help="Also what each of so many devices has; else the config's."),
     ] = None,
-    compile_step: Annotated[
-        bool,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Where there are so many devices, compile a training step and show what it exchanges too.",
-        ),
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Where there are so many, a training step too.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part; with a mesh, where they lie."""
-    from wmresearch.config import load_run
-    from wmresearch.reports.listings import cost_data, cost_listing
-    from wmresearch.training.custom_kind import ask_custom
+    """Parameters, FLOPs, cache and all-reduce bytes of a model, part by part; on a mesh, where they lie."""
+    from wmresearch.reports.count import count as counted
 
-    changes = list(overrides or [])
-    if mesh is not None:
-        from wmresearch.reports.mesh import mesh_override
-
-        changes.append(mesh_override(mesh))
-    loaded = load_run(config, changes, ask_custom)
-    divided = None
-    if loaded.parallel.mesh is not None:
-        from wmresearch.reports.mesh import mesh_data, mesh_listing, mesh_report
-
-        line = ProgressLine()
-        wait = "compiling a training step for the devices that are here (--no-compile: not)"
-        divided = mesh_report(loaded, (lambda: line.update(wait, force=True)) if compile_step else None)
-        line.close()
-    if as_json:
-        found = cost_data(loaded) | {"mesh": divided and mesh_data(divided)}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        sys.stdout.write(cost_listing(loaded) + (f"\n{mesh_listing(divided)}" if divided else ""))
+    line = ProgressLine()
+    compiling = lambda: line.update("compiling a training step (--no-compile: the prediction alone)", force=True)
+    text = counted(config, overrides or [], mesh, compiling if compiled else None, as_json)
+    line.close()
+    sys.stdout.write(text)
 
 
 @data_app.command("list", epilog="Example: `wm data list`")

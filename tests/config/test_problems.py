@@ -60,6 +60,7 @@ def told(base):
         ("parallel.mesh={dta: 1}", "parallel.mesh.dta", "1", "did you mean 'data'?"),
         ("parallel.mesh={data: 5}", "parallel.mesh.data", "5", "a divisor of data.batch_size = 16: 1, 2, 4, 8, 16"),
         ("parallel.mesh={head: 8}", "parallel.mesh.head", "8", "at most model.n_heads = 4"),
+        ("parallel.mesh={head: two}", "parallel.mesh.head", "two", "a whole number of at least 1, or auto"),
         ("parallel.mesh={run: 2}", "parallel.mesh.run", "2", "a cohort of a sweep"),
         ("execution.accumulate=3", "execution.accumulate", "3", "a divisor of data.batch_size = 16: 1, 2, 4, 8, 16"),
         ("penalties=[{kind: nuclear}]", "penalties.0.strength", "", "a number of at least 0, or a target"),

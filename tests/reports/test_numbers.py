@@ -45,6 +45,17 @@ def test_p(p, text):
     assert numbers.p_value(p) == text
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (512, "512 B"), (1023, "1023 B"), (1024, "1 KiB"), (16 * 1024, "16 KiB"), (1536, "1.50 KiB"),
+        (12_345_678, "11.8 MiB"), (35_281_469_440, "32.9 GiB"), (2**50 * 5000, "5000 PiB"),
+    ],
+)  # fmt: skip
+def test_memory(count, text):
+    assert numbers.memory(count) == text
+
+
 def test_counts():
     assert numbers.whole(827392) == "827,392"
     assert numbers.whole(None) == numbers.rough(None) == numbers.flops(None) == "–"

@@ -37,7 +37,7 @@ class Compared:
 
     @property
     def ratio(self) -> float | None:
-        """Of numbers, compiled to predicted: XLA on CPUs adds up 16-bit numbers as 32-bit ones."""
+        """Of numbers, compiled to predicted: XLA on CPUs exchanges 16-bit numbers as 32-bit ones."""
         return self.numbers / self.predicted_numbers if self.predicted_numbers else None
 
 

@@ -265,6 +265,6 @@ def _compiled(report: MeshReport, found: tuple[Compared, ...]) -> str:
     ]
     told = f"in the compiled training step ({report.implementation}, {jax.default_backend()})"
     note = "single numbers are left out (the mean loss, norms)"
-    if any(each.bytes > each.predicted_bytes for each in found if each.ratio == 1):
-        note += "; here XLA adds up 16-bit numbers as 32-bit ones"
+    if any(each.ratio and each.bytes * each.predicted_numbers > each.predicted_bytes * each.numbers for each in found):
+        note += "; here XLA exchanges 16-bit numbers as 32-bit ones"
     return f"{told}\n\n{aligned(columns, rows, right=3)}{note}\n"
