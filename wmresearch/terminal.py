@@ -101,7 +101,7 @@ def explain(error: BaseException) -> int | None:
         for problem in error.problems:
             print(f"\n{problem}", file=sys.stderr)
         return 2
-    from wmresearch.training.run_directory import RunBusyError
+    from wmresearch.training.run_lock import RunBusyError
 
     if isinstance(error, RunBusyError):
         print(f"wm: {error}", file=sys.stderr)

@@ -6,7 +6,8 @@ import pytest
 
 from wmresearch.config import ConfigError
 from wmresearch.training.files import json_line, read_json, write_atomically, write_json
-from wmresearch.training.run_directory import RunBusyError, RunDirectory
+from wmresearch.training.run_directory import RunDirectory
+from wmresearch.training.run_lock import RunBusyError
 
 
 def test_numbers_that_are_not_finite_become_null_everywhere(tmp_path):

@@ -12,7 +12,8 @@ from tests.training.examples import config, final_state, last_step, metrics_byte
 from wmresearch.config import yaml_text
 from wmresearch.training.interruption import stop_on_signal
 from wmresearch.training.loop import train
-from wmresearch.training.run_directory import RunBusyError, RunDirectory
+from wmresearch.training.run_directory import RunDirectory
+from wmresearch.training.run_lock import RunBusyError
 
 OPTIMIZED = True
 

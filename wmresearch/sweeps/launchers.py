@@ -17,7 +17,8 @@ from typing import Any
 from wmresearch.config import parse_run, yaml_text
 from wmresearch.sweeps.store import missing
 from wmresearch.training.interruption import StopRequest, stop_on_signal
-from wmresearch.training.run_directory import FINAL, RunBusyError, RunDirectory, RunLabels
+from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
+from wmresearch.training.run_lock import RunBusyError
 
 POLL_SECONDS = 0.5
 

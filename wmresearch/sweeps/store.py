@@ -11,7 +11,8 @@ from typing import Any
 from wmresearch.config import ConfigError, Problem
 from wmresearch.sweeps.plan import Plan, PlannedRun
 from wmresearch.training.files import read_json, write_json
-from wmresearch.training.run_directory import FINAL, RunBusyError, RunDirectory, RunLabels
+from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
+from wmresearch.training.run_lock import RunBusyError
 
 ENDED = ("finished", "diverged", "failed", "preempted")
 """States of a run that nobody is training."""

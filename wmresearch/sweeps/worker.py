@@ -16,7 +16,8 @@ from typing import Any, TextIO
 
 from wmresearch.config import parse_run, yaml_text
 from wmresearch.training.interruption import StopRequest, stop_on_signal
-from wmresearch.training.run_directory import RunBusyError, RunDirectory, RunLabels
+from wmresearch.training.run_directory import RunDirectory, RunLabels
+from wmresearch.training.run_lock import RunBusyError
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from wmresearch.head_output.weights import Params
-from wmresearch.parallel.agreement import several
+from wmresearch.parallel.agreement import is_first, several
+from wmresearch.training.checkpoint_sums import record
 from wmresearch.training.step import TrainState
 
 
@@ -27,13 +29,33 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder, options=options)
+        self._folder = folder
+        self._last: tuple[int, Mapping[str, int]] | None = None
+        self._recording = threading.Thread()
 
-    def save(self, state: TrainState, step: int) -> None:
-        """Starts to write; the state may be donated as soon as this returns."""
+    def save(self, state: TrainState, step: int, lines: Mapping[str, int] | None = None) -> None:
+        """Starts to write; the state may be donated as soon as this returns.
+
+        `lines`: how many each log of the run has.
+        """
         if self._manager.latest_step() != step:
+            self._record_last()
+            self._last = step, lines or {}
             items = {"params": state.params, "rest": (state.optimizer, state.step, state.memory)}
             args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
             self._manager.save(step, args=args)
+
+    def _record_last(self, *, wait: bool = False) -> None:
+        """Writes the sums of what was saved last, which is there by then; in the background, unless told to wait."""
+        if self._recording.ident is not None:
+            self._recording.join()
+        self._manager.wait_until_finished()
+        if self._last is not None and is_first():
+            self._recording = threading.Thread(target=record, args=(self._folder, *self._last), daemon=True)
+            self._recording.start()
+            if wait:
+                self._recording.join()
+        self._last = None
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint."""
@@ -61,7 +83,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until what was started is written."""
-        self._manager.wait_until_finished()
+        self._record_last(wait=True)
         self._manager.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 import traceback
@@ -21,6 +22,7 @@ from wmresearch.parallel.agreement import agreed, failing_together, first_failur
 from wmresearch.parallel.mesh import mesh_sizes
 from wmresearch.parallel.processes import WAIT_SECONDS, Group, connect
 from wmresearch.training.another_run import refuse_another_run
+from wmresearch.training.checkpoint_sums import set_damaged_aside
 from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.manifest import make_manifest
@@ -33,6 +35,7 @@ from wmresearch.training.step import Metrics, TrainState
 from wmresearch.training.together import make_ask, unanimous
 from wmresearch.training.warm_start import check_start
 
+_LOGGER = logging.getLogger(__name__)
 Report: TypeAlias = Callable[[Progress], None]
 Summary: TypeAlias = dict[str, Any]
 
@@ -191,6 +194,8 @@ class _Run:
         recorder.start(corpus_digest=self.corpus.digest, **figures_of(model, stages.cost(model)))
         cuts = cut_steps(config)
 
+        for said in agreed(is_first() and set_damaged_aside(self.shared.checkpoints, self.shared.lines())) or ():
+            _LOGGER.warning("%s: %s", self.shared.path, said)
         with open_checkpoints(self.shared.checkpoints, training.keep, alike=(DivergedError,)) as checkpoints:
             # what process 0 sees in the folder, others may see later
             saved, history = agreed((checkpoints.steps()[-1:], self.shared.ranks()))
@@ -231,7 +236,7 @@ class _Run:
                         if training.diagnostics:
                             recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state))
                     if saving:
-                        checkpoints.save(stage.program.restored(state), step)
+                        checkpoints.save(stage.program.restored(state), step, self.own.lines())
                     recorder.pause()
                 if stopping:
                     return None

@@ -3,7 +3,7 @@
 config.yaml     the whole config            metrics.jsonl   functions of config and step only
 status.json     state and heartbeat         timing.jsonl    wall-clock figures
 summary.json    the result                  manifest.json   what it was made from
-checkpoints/    parameters and optimizer state
+checkpoints/    parameters and optimizer state; checkpoint_sums/ of their files; damaged_checkpoints/ set aside
 diagnostics.jsonl   statistics of each head's map at each evaluation, and before the first step
 ranks.jsonl     the rank of each head after each cut, where heads find their ranks
 spectra/STEP.npz    its singular values `[layers, heads, r]`
@@ -16,21 +16,22 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
 from wmresearch.config.custom_file import read_code
 from wmresearch.config.head_output import CustomConfig
 from wmresearch.training.files import json_line, read_json, write_atomically, write_json
+from wmresearch.training.run_lock import hold
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
 FINAL: tuple[State, ...] = ("finished", "diverged")
@@ -43,14 +44,17 @@ _SUMMARY_KEYS = (
     "training_flops", "tokens_per_second", "wall_seconds",
 )  # fmt: skip
 
+_LOGS = ("metrics.jsonl", "diagnostics.jsonl", "ranks.jsonl")
+
 _KEPT_ON_FAILURE = (
     "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank",
     "masked_dense", "flops_per_token", "wall_seconds",
 )  # fmt: skip
 
 
-class RunBusyError(Exception):
-    """Another process holds the run directory."""
+def _stop_this_process() -> None:
+    """As if it were told to: another machine has taken it for dead and goes on with its run."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -78,20 +82,14 @@ class RunDirectory:
             RunBusyError: another process holds it. The lock of a process that died is free.
             ConfigError: there can be no such folder.
         """
-        lock = FileLock(self.path / ".lock")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except Timeout:
-            holder = (self.status() or {}).get("process", "another process")
-            raise RunBusyError(f"{self.path}: {holder} is working on this run; wait for it or stop it") from None
-        except OSError as error:
-            problem = Problem(str(self.path), "", "", "a folder that can be made and written", error.strerror or "")
-            raise ConfigError([problem]) from None
-        try:
+        with ExitStack() as held:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(hold(self.path, _stop_this_process))
+            except OSError as error:
+                problem = Problem(str(self.path), "", "", "a folder that can be made and written", error.strerror or "")
+                raise ConfigError([problem]) from None
             yield
-        finally:
-            lock.release()
 
     def is_held(self) -> bool:
         """Whether a process may hold it, as far as the folder says: one that it was, or is, held in."""
@@ -200,6 +198,10 @@ class RunDirectory:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json_line(value))
 
+    def lines(self) -> dict[str, int]:
+        """How many whole lines each log has that holds what follows from config and step."""
+        return {name: len(self._lines(name)) for name in _LOGS if (self.path / name).exists()}
+
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line that was cut off is left out."""
         return self._lines("metrics.jsonl")
@@ -219,7 +221,7 @@ class RunDirectory:
         for path in (self.path / "spectra").glob("*.npz"):
             if int(path.stem) > step or step == 0:
                 path.unlink()
-        for name in ("metrics.jsonl", "timing.jsonl", "diagnostics.jsonl", "ranks.jsonl"):
+        for name in ("timing.jsonl", *_LOGS):
             kept = [line for line in self._lines(name) if line["step"] <= step and step > 0]
             if kept or (self.path / name).exists():
                 write_atomically(self.path / name, "".join(map(json_line, kept)))

@@ -9,7 +9,7 @@ from typing import TypeVar
 from wmresearch.config import ConfigError
 from wmresearch.parallel.agreement import gathered, make_largest, several
 from wmresearch.training.interruption import StopRequest
-from wmresearch.training.run_directory import RunBusyError
+from wmresearch.training.run_lock import RunBusyError
 
 T = TypeVar("T")
 _EXIT_CODES: dict[type[BaseException], int] = {ConfigError: 2}
