@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import shlex
 import sys
 import time
@@ -63,6 +64,10 @@ def train(
     processes: Annotated[int | None, typer.Option(help="Of several processes: how many there are.")] = None,
     process: Annotated[int | None, typer.Option(help="Of several processes: which one this is, from 0.")] = None,
     wait: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="For all processes to start.")] = 300,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; what is in DIR is moved beside it.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On GPUs: the same bits at each start.")
+    ] = False,
 ) -> None:
     """Train one run (or go on with it), alone or as one of several processes with `parallel.mesh`.
 
@@ -75,6 +80,8 @@ def train(
     from wmresearch.training.custom_kind import ask_custom
 
     group = find_group(coordinator, processes, process)
+    if deterministic:
+        os.environ["WMRESEARCH_DETERMINISTIC"] = "1"
     loaded = load_run(config, overrides or [], ask_custom)
     line = ProgressLine()
     if directory is None:
@@ -86,7 +93,7 @@ def train(
 
     with nullcontext() if group is None else only_results_on_stdout():
         report = lambda progress: line.update(run_progress(progress))
-        summary = train_run(loaded, directory, report=report, group=group, wait_seconds=wait)
+        summary = train_run(loaded, directory, report=report, group=group, wait_seconds=wait, fresh=fresh)
     line.close()
     if is_first():
         sys.stdout.write(run_listing(directory, summary))

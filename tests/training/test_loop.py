@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 
 import jax
@@ -50,7 +51,7 @@ def test_a_finished_run_has_all_its_files_and_they_agree(finished):
     path, chosen, summary = finished
     names = {item.name for item in path.iterdir()} - {".lock"}
     files = {"config.yaml", "metrics.jsonl", "timing.jsonl", "status.json", "summary.json", "manifest.json"}
-    assert names == files | {"checkpoints", "diagnostics.jsonl", "spectra"}
+    assert names == files | {"checkpoints", "checkpoint_sums", "diagnostics.jsonl", "spectra"}
     assert summary == json.loads((path / "summary.json").read_text(encoding="utf-8"))
     assert summary.keys() == SUMMARY
     corpus = load_corpus(chosen.data)
@@ -124,6 +125,18 @@ def test_the_directory_of_another_run_is_refused_with_what_differs(finished, tex
         ("seed", "0", "7 for this run"),
     }
     assert {item: item.stat().st_mtime_ns for item in path.rglob("*")} == before
+
+
+def test_fresh_moves_the_old_folder_aside_and_starts_anew(finished, tmp_path):
+    old, chosen, _ = finished
+    path = tmp_path / "run"
+    shutil.copytree(old, path)
+    (path / "mine.txt").write_text("notes", encoding="utf-8")
+    assert train(chosen, path, fresh=True)["state"] == "finished"
+    assert metrics_bytes(path) == metrics_bytes(old)
+    assert not (path / "mine.txt").exists()
+    assert (tmp_path / "run.old-1" / "mine.txt").exists()
+    assert not RunDirectory(tmp_path / "nothing there").set_aside()
 
 
 def test_another_text_is_another_run(finished, tmp_path):

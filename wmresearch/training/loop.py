@@ -48,11 +48,14 @@ def train(
     stop: StopRequest | None = None,
     group: Group | None = None,
     wait_seconds: float = WAIT_SECONDS,
+    fresh: bool = False,
 ) -> Summary:
     """Trains a run in its directory, going on from its newest checkpoint, and returns its summary.
 
     A run that is finished (or diverged) is not run again. What goes wrong while it trains is written into the directory
     as the run's state and reason before it is raised. SIGINT and SIGTERM preempt it, or the caller through `stop`.
+
+    With `fresh` what is in the directory is moved beside it first, and the run starts at its first step.
 
     Where several processes train it together (`group`, or `jax.distributed` has been started), all call this with the
     same arguments. Process 0 decides, reports and writes; the directory is one that all of them see, since each writes
@@ -76,6 +79,7 @@ def train(
     identity = run_id(config, corpus.digest)
     labels = labels or RunLabels(identity)
     shared = RunDirectory(path)
+    unanimous(lambda: shared.set_aside() if fresh and is_first() else None)
     with ExitStack() as held:
         request = {"run": identity, "config": config.model_dump(mode="json")}
         asked_of_first = agreed(request)

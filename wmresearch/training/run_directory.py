@@ -14,6 +14,7 @@ error.txt       the traceback of what made the run fail, where it did
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -90,6 +91,19 @@ class RunDirectory:
                 problem = Problem(str(self.path), "", "", "a folder that can be made and written", error.strerror or "")
                 raise ConfigError([problem]) from None
             yield
+
+    def set_aside(self) -> Path | None:
+        """Moves the folder beside itself, as NAME.old-1 or the next that is free; None where there is nothing.
+
+        Raises:
+            RunBusyError: a process holds it.
+        """
+        if not self.path.exists():
+            return None
+        with self.locked():
+            names = (self.path.with_name(f"{self.path.name}.old-{number}") for number in itertools.count(1))
+            aside = next(path for path in names if not path.exists())
+        return self.path.rename(aside)
 
     def is_held(self) -> bool:
         """Whether a process may hold it, as far as the folder says: one that it was, or is, held in."""
