@@ -158,9 +158,10 @@ def test_a_signal_to_one_stops_both_and_one_process_goes_on(start, text, tmp_pat
 def test_where_process_0_may_not_train_both_end(start, text, tmp_path):
     path = tmp_path / "run"
     with RunDirectory(path).locked():
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
         first, other = ended(start(config(text, parallel__mesh=TWO_BY_TWO), path))
     assert (first[0], other[0]) == (1, 1), first[2] + other[2]
-    busy = f"{path}: another process is working on this run; wait for it or stop it"
+    busy = f"{path}: {holder} is working on this run; wait for it or stop it"
     assert f"wm: {busy}" in first[2].splitlines()
     assert f"wm: process 0 refused: {busy}" in other[2].splitlines()
     assert "Traceback" not in first[2] + other[2]

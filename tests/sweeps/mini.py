@@ -69,4 +69,4 @@ def mini_sweep() -> Path:
 
 def trainings(directory: Path) -> dict[str, int]:
     """Run → how often it was begun, as the folders that W&B made offline tell."""
-    return {path.parent.name: len(list(path.glob("offline-run-*"))) for path in directory.glob("*/wandb")}
+    return {path.parent.name: len(list(path.rglob("offline-run-*"))) for path in directory.glob("*/wandb")}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -176,7 +175,8 @@ class WandbTracker:
         folder = self._directory / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"*run-*-{self._identity.run_id}"):  # of earlier starts, whose rows come again
-            shutil.rmtree(old, ignore_errors=True)
+            (folder / "earlier").mkdir(exist_ok=True)
+            old.rename(folder / "earlier" / old.name)
         self._set_up()
         online, trouble = self._go_online(mode)
         self._run = self._init("online" if online else "offline")
