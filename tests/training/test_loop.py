@@ -12,10 +12,12 @@ import pytest
 
 from tests.training.examples import config, final_state, metrics_bytes, same, saved_steps
 from wmresearch.config import ConfigError, run_id, yaml_text
+from wmresearch.config.training import MeshConfig
 from wmresearch.data import load_corpus
 from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 from wmresearch.training.run_directory import RunDirectory, RunLabels
+from wmresearch.training.run_lock import RunBusyError
 
 OPTIMIZED = True
 
@@ -137,6 +139,19 @@ def test_fresh_moves_the_old_folder_aside_and_starts_anew(finished, tmp_path):
     assert not (path / "mine.txt").exists()
     assert (tmp_path / "run.old-1" / "mine.txt").exists()
     assert not RunDirectory(tmp_path / "nothing there").set_aside()
+
+
+def test_a_fresh_start_that_is_refused_moves_nothing(finished, tmp_path):
+    old, chosen, _ = finished
+    path = tmp_path / "run"
+    shutil.copytree(old, path)
+    parallel = chosen.parallel.model_copy(update={"mesh": MeshConfig(data=64)})
+    with pytest.raises(ConfigError, match="data 64 × head 1"):
+        train(chosen.model_copy(update={"parallel": parallel}), path, fresh=True)
+    with RunDirectory(path).locked(), pytest.raises(RunBusyError):
+        train(chosen, path, fresh=True)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["run"]
+    assert metrics_bytes(path) == metrics_bytes(old)
 
 
 def test_another_text_is_another_run(finished, tmp_path):

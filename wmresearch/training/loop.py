@@ -79,12 +79,11 @@ def train(
     identity = run_id(config, corpus.digest)
     labels = labels or RunLabels(identity)
     shared = RunDirectory(path)
-    unanimous(lambda: shared.set_aside() if fresh and is_first() else None)
     with ExitStack() as held:
         request = {"run": identity, "config": config.model_dump(mode="json")}
         asked_of_first = agreed(request)
         unanimous(lambda: _refuse_another_request(request, asked_of_first))
-        unanimous(lambda: _refuse(config, shared, labels, identity, corpus, held))
+        unanimous(lambda: _refuse(config, shared, labels, identity, corpus, held, fresh=fresh))
         unanimous(lambda: _refuse_another_folder(shared))
         done = agreed(shared.summary())
         if done.get("state") in FINAL:
@@ -126,8 +125,12 @@ def _refuse(
     identity: str,
     corpus: TokenizedCorpus,
     held: ExitStack,
+    *,
+    fresh: bool,
 ) -> None:
     """Does nothing where the run can be trained in the directory, which process 0 holds from then on.
+
+    With `fresh` that is a new one: what is there is moved aside when nothing is left to refuse.
 
     Raises:
         RunBusyError, ConfigError: as `train`.
@@ -135,13 +138,15 @@ def _refuse(
     if labels.run_id != identity:
         expected = f"the text of run {labels.run_id}, and it has changed since the sweep was planned"
         raise ConfigError([Problem(str(directory.path), "data.corpus", corpus.name, expected, "start the sweep again")])
-    if is_first():
+    if is_first() and not fresh:
         refuse_another_run(directory, config, identity)
-    if directory.state() not in FINAL and (several() or config.parallel.mesh is not None):
+    if (fresh or directory.state() not in FINAL) and (several() or config.parallel.mesh is not None):
         mesh_sizes(config, jax.device_count(), jax.process_count())
-    if directory.is_new():  # else it goes on from its own checkpoint
+    if fresh or directory.is_new():  # else it goes on from its own checkpoint
         check_start(config, corpus.digest)
     if is_first():
+        if fresh:
+            directory.set_aside()
         held.enter_context(directory.locked())
 
 
