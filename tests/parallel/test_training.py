@@ -10,6 +10,7 @@ from tests.training.examples import TEXT, config
 from tests.training.programs import DOUBLE, VOCAB, program
 from wmresearch.config import ConfigError
 from wmresearch.data import Stream
+from wmresearch.reports.mesh import step_collectives
 from wmresearch.training.loop import train
 
 ROOM = 4
@@ -100,6 +101,17 @@ def test_whatever_a_step_does(case, float64):
 @pytest.mark.parametrize("options", [{"shard_optimizer": True, "shard_positions": True}, {"implementation": "jit"}])
 def test_however_it_is_carried_out(options, float64):
     Steps(**DOUBLE).agree(Steps(**DOUBLE, **on(2, 4, **options)), 1e-10)
+
+
+@pytest.mark.parametrize("method", ["hard_concrete", "nested", "budgeted"])
+def test_what_a_part_of_a_step_leaves_alone_is_not_exchanged(method):
+    """Gates are drawn, and importance is kept, in the order of the heads: the embedding stays where it is."""
+    output = RANKS | {"rank": 2, "total_rank": 12, "fine_tune_steps": 2, "method": method}
+    made = program(model__n_heads=8, data__batch_size=8, model__head_output=output, **on(1, 4))
+    found = step_collectives(made.config, VOCAB)
+    rows = (VOCAB, VOCAB + -VOCAB % 4)
+    outside = [array.shape for each in found if "shard_map" not in each.source for array in each.arrays]
+    assert not [shape for shape in outside if any(size in rows for size in shape)]
 
 
 def test_moments_are_divided_over_the_data_axis_where_that_is_asked_for():

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from wmresearch.head_output.weights import Params, about, split
 from wmresearch.parallel.arrangement import Arrangement
@@ -18,7 +19,10 @@ Change = Callable[[Params, StepFacts], tuple[Params, Metrics]]
 
 
 def arranged_parts(parts: Parts, arrangement: Arrangement) -> Parts:
-    """The same parts, of arranged parameters: each sees them in the order that it knows."""
+    """The same parts, of arranged parameters: each sees them in the order that it knows.
+
+    What a part leaves as it is stays where it is: to restore and arrange it would be traffic for nothing.
+    """
     arrange, restore = arrangement.arrange, arrangement.restore
     draw, penalties, decay, constrain = parts.draw, parts.penalties, parts.decay, parts.constrain
 
@@ -30,13 +34,24 @@ def arranged_parts(parts: Parts, arrangement: Arrangement) -> Parts:
     def changed(change: Change) -> Change:
         def after(params: Params, facts: StepFacts) -> tuple[Params, Metrics]:
             known = facts._replace(before=restore(facts.before), gradient=restore(facts.gradient))
-            found, metrics = change(restore(params), known)
-            return arrange(found), metrics
+            seen = restore(params)
+            found, metrics = change(seen, known)
+            return back(params, seen, found), metrics
 
         return after
 
+    def back(params: Params, seen: Params, found: Params) -> Params:
+        """What was found of parameters as they were seen, arranged as they were."""
+        one = lambda old, was, new, arranged: old if new is was else arranged
+        return jax.tree.map(one, params, seen, found, arrange(found))
+
+    def drawn(params: Params, key: PRNGKeyArray) -> Params:
+        assert draw is not None
+        seen = restore(params)
+        return back(params, seen, draw(seen, key))
+
     return Parts(
-        draw=draw and (lambda params, key: arrange(draw(restore(params), key))),
+        draw=draw and drawn,
         penalties=penalties and penalized,
         decay=decay and (lambda params: arrange(decay(restore(params)))),
         constrain=constrain and (lambda params, gradient: arrange(constrain(restore(params), restore(gradient)))),
