@@ -24,9 +24,9 @@ import jax
 import numpy as np
 from page import load, measured_by, put_out
 
-from wmresearch.config import parse_run
-from wmresearch.parallel.collectives import read_collectives
-from wmresearch.training.program import Program, make_program
+from wmresearch.config import RunConfig, parse_run
+from wmresearch.reports.mesh import step_collectives
+from wmresearch.training.program import make_program
 from wmresearch.training.step import make_dispatch
 
 VOCAB = 256
@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(size: str, way: str) -> Program:
+def run_config(size: str, way: str) -> RunConfig:
     model, batch = SIZES[size]
     config = {
         "model": {**model, "mlp": "gelu_tanh"},
@@ -53,7 +53,7 @@ def made(size: str, way: str) -> Program:
         "parallel": WAYS[way],
         "training": {"steps": 1000},
     }
-    return make_program(parse_run(config, "benchmark"), VOCAB)
+    return parse_run(config, "benchmark")
 
 
 def least(size: str, way: str, parameters: int) -> int:
@@ -65,36 +65,35 @@ def least(size: str, way: str, parameters: int) -> int:
     return parameters if mesh else 0
 
 
-def exchanged(program: Program, arguments: tuple[Any, ...]) -> int:
+def exchanged(size: str, way: str) -> int:
     """Numbers that a device does exchange in one step; those of the gradient's norm and the mean loss left out.
 
     A number in a reduce-scatter or an all-gather counts half: an all-reduce is one and then the other.
     """
-    if program.arrangement is None:
+    config = run_config(size, way)
+    mesh = config.parallel.mesh
+    if mesh is None:
         return 0
-    state, tokens, _, keys = arguments
-    text = jax.jit(program.step).lower(state, tokens[0], keys).compile().as_text()
-    mesh = program.arrangement.mesh.shape
-    found = 0
-    for each in read_collectives(text, dict(mesh)):
+    found = 0.0
+    for each in step_collectives(config, VOCAB):
         whole = sum(array.numbers for array in each.arrays if array.shape) * (each.axes != ())
         if each.kind == "reduce-scatter":  # returns one part
-            whole *= mesh["head"] * mesh["copy"]
+            whole *= int(mesh.head)
         found += whole if each.kind == "all-reduce" else whole / 2
     return round(found)
 
 
 def page(size: str, rounds: int, began: str) -> list[str]:
-    programs, calls, parameters = {}, {}, 0
+    calls, parameters = {}, 0
     for way in WAYS:
-        program = programs[way] = made(size, way)
+        program = make_program(run_config(size, way), VOCAB)
         state = program.placed(program.initial_state())
         parameters = sum(leaf.size for leaf in jax.tree.leaves(program.state_like().params))
         stream = np.random.default_rng(0).integers(0, VOCAB, (1, SIZES[size][1], SIZES[size][0]["context"] + 1))
         tokens = stream.astype(np.int32)
         calls[way] = [make_dispatch(program.step, 1) if program.arrangement is None else program.dispatch(1),
                       (state, tokens, 1, program.keys())]  # fmt: skip
-    numbers = {way: exchanged(programs[way], calls[way][1]) for way in WAYS}
+    numbers = {way: exchanged(size, way) for way in WAYS}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(rounds + 1):
         for way, (dispatch, (state, tokens, n, keys)) in calls.items():

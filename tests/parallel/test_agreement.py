@@ -10,6 +10,8 @@ from tests.head_output.test_orders import SETTINGS
 from tests.parallel.examples import Example, model
 from tests.training.programs import program
 from wmresearch.config import ConfigError
+from wmresearch.parallel.mesh import Sizes
+from wmresearch.parallel.shares import planned
 
 BOTH = ("shard_map", "jit")
 
@@ -96,3 +98,6 @@ def test_of_a_kind_of_the_users_own(tmp_path):
     program(**changes, parallel__mesh={"data": 2})
     with pytest.raises(ConfigError, match="symmetric does not say along which axes its heads lie"):
         program(**changes, parallel__mesh={"head": 2})
+    of_silent = program(**changes)
+    with pytest.raises(ConfigError, match="symmetric does not say along which axes its heads lie"):
+        planned(of_silent.config.model, of_silent.transformer, Sizes(1, 2))

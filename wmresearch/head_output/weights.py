@@ -213,6 +213,11 @@ def declared(module: nnx.Module) -> dict[str, nnx.Variable]:
     return {"/".join(map(str, path)): param for path, param in flat if param.trainable}
 
 
+def place_of(path: str) -> tuple[Any, ...]:
+    """The keys by which a parameter is found in nested dicts, of its path as `declared` and `about` write it."""
+    return tuple(int(name) if name.isdigit() else name for name in path.split("/"))
+
+
 def count(module: nnx.Module) -> int:
     """Number of parameters."""
     return sum(param.get_raw_value().size for param in declared(module).values())

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from wmresearch.head_output.weights import PADDING
+from wmresearch.head_output.weights import PADDING, place_of
 from wmresearch.model.transformer import Transformer
 from wmresearch.parallel.mesh import HEADS
 from wmresearch.parallel.placement import Placement
@@ -98,18 +98,19 @@ class Arrangement:
         """What was put, on the devices: as it is where nothing was moved, and what was moved on every device."""
         if not self.moves:
             return tree
-
-        def sharding(path: Path, leaf: Array) -> Sharding:
-            of = self._of(path)
-            return self.everywhere if of is not None and of.moves else leaf.sharding
-
-        where = jax.tree_util.tree_map_with_path(sharding, tree)
-        return jax.jit(self.restore, out_shardings=where)(tree)
+        path_moves = lambda path: (of := self._of(path)) is not None and of.moves
+        moved = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if path_moves(path) else None, tree)
+        found = self._restored_everywhere(moved)
+        return jax.tree.map(lambda leaf, new: leaf if new is None else new, tree, found)
 
     def gathered(self, tree: Tree) -> Tree:
         """What was put, on the host."""
-        found: Tree = jax.jit(self.restore, out_shardings=self.everywhere)(tree)
-        return jax.tree.map(np.asarray, found)
+        return jax.tree.map(np.asarray, self._restored_everywhere(tree))
+
+    @cached_property
+    def _restored_everywhere(self) -> Callable[[Any], Any]:
+        """`restore` with its results on every device, compiled once for each structure."""
+        return jax.jit(self.restore, out_shardings=self.everywhere)
 
     def whole(self, tree: Tree) -> Tree:
         """Arrays of the host's (also random keys), equal on all processes, on every device."""
@@ -141,7 +142,7 @@ class Arrangement:
 
     def shape(self, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What becomes of the shape of a parameter, or of one that it is seen in, with the same axis of heads."""
-        of = self._divided.get(tuple(int(name) if name.isdigit() else name for name in path.split("/")))
+        of = self._divided.get(place_of(path))
         if of is None:
             return shape
         return (*shape[: of.axis], shape[of.axis] // of.count * len(of.order), *shape[of.axis + 1 :])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wmresearch.parallel.collectives import Collective
+from wmresearch.parallel.hlo_text import elements
 from wmresearch.parallel.mesh import HEADS
 from wmresearch.parallel.traffic import Exchange
 
@@ -76,7 +77,7 @@ def sources(collective: Collective) -> list[str]:
     text, count = collective.source, len(collective.arrays)
     if text.endswith(")"):
         start = _opening(text)
-        parts = _split(text[start + 1 : -1])
+        parts = elements(text[start + 1 : -1], ":")
         if len(parts) == count:
             return [text[:start] + part for part in parts]
     return [text] * count
@@ -90,15 +91,3 @@ def _opening(text: str) -> int:
         if depth == 0:
             return place
     return 0
-
-
-def _split(text: str) -> list[str]:
-    """The parts between colons that are in no parentheses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == ":" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts

@@ -128,14 +128,14 @@ def read_program(hlo: str) -> Program:
     return Program(computations, entry, math.prod(map(int, counts)) if counts else None)
 
 
-def elements(text: str) -> list[str]:
+def elements(text: str, between: str = ",") -> list[str]:
     """What lies between the commas of a bracket; the text begins behind it, and may go on after its end."""
     found, depth = [""], 0
     for mark in text:
         depth += (mark in "([{") - (mark in ")]}")
         if depth < 0:
             break
-        if mark == "," and not depth:
+        if mark == between and not depth:
             found.append("")
         else:
             found[-1] += mark

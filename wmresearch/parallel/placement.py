@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wmresearch.config import ConfigError, Problem
 from wmresearch.config.model import ModelConfig
+from wmresearch.head_output import kind_of
 from wmresearch.head_output.dynamic_rank import DynamicRank
 from wmresearch.head_output.rank_layout import RankLayout
-from wmresearch.head_output.weights import PADDING
+from wmresearch.head_output.weights import PADDING, declared
 from wmresearch.model.attention import Attention
 from wmresearch.model.transformer import Transformer
 
@@ -61,7 +63,12 @@ def make_placement(model: ModelConfig, transformer: Transformer, devices: int) -
     """The placement of a model on so many devices of the head axis; a function of the two alone.
 
     The shards are those of all heads of the config, whichever are left: the mesh stays the same when heads go.
+
+    Raises:
+        ConfigError: there are several devices, and the head output does not say how they can divide it.
     """
+    if devices > 1:
+        _refuse_undivided(model, transformer)
     shards = choose_shards(model.kv_heads, model.n_heads // model.kv_heads, devices)
     return Placement(
         shards,
@@ -69,6 +76,17 @@ def make_placement(model: ModelConfig, transformer: Transformer, devices: int) -
         padded(transformer.blocks[0].mlp.up.shape[1], devices),
         padded(transformer.embedding.shape[0], devices),
     )
+
+
+def _refuse_undivided(model: ModelConfig, transformer: Transformer) -> None:
+    """Does nothing where the head output says how devices can divide it: a kind of the user's own may not."""
+    output = transformer.blocks[0].attention.head_output
+    own = {name: parameter for name, parameter in declared(output).items() if not name.endswith("bias")}
+    if own and all(parameter.along is None for parameter in own.values()):
+        ways = "`along=along_heads(axis)` or `along=along_key_heads(axis)`"
+        hint = f"declare its parameters ({', '.join(own)}) with {ways}"
+        expected = f"1: {kind_of(model.head_output)} does not say along which axes its heads lie"
+        raise ConfigError([Problem("config", "parallel.mesh.head", "more than 1", expected, hint)])
 
 
 def choose_shards(key_heads: int, group: int, devices: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output.dynamic_rank import DynamicRank
-from wmresearch.head_output.weights import PADDING, about, declared
+from wmresearch.head_output.weights import PADDING, about, declared, place_of
 from wmresearch.model.cost import bytes_of
 from wmresearch.model.transformer import Transformer
 from wmresearch.parallel.arrangement import Arrangement
@@ -82,7 +82,7 @@ def held_params(arrangement: Arrangement, as_moments: bool = False) -> dict[Path
 
 def trained_paths(module: nnx.Module) -> set[Path]:
     """The paths of the parameters that are trained."""
-    return {tuple(_keys(path)) for path in declared(module)}
+    return {place_of(path) for path in declared(module)}
 
 
 def of_layer(own: dict[Path, Held], path: Path) -> Held:
@@ -156,10 +156,6 @@ def device_share(model: ModelConfig, arrangement: Arrangement) -> DeviceShare:
     )
 
 
-def _keys(path: str) -> list[Any]:
-    return [int(name) if name.isdigit() else name for name in path.split("/")]
-
-
 def _part(name: str, order: tuple[int, ...], devices: int, copies: int) -> Part:
     empty = order.count(PADDING)
     return Part(name, len(order) - empty, len(order) // devices, empty, copies)
@@ -170,7 +166,7 @@ def _weights(transformer: Transformer, layer: int, own: dict[Path, Held]) -> tup
     place = ("blocks", layer, "attention", "head_output")
     found = []
     for name, param in declared(output).items():
-        here = of_layer(own, (*place, *_keys(name)))
+        here = of_layer(own, (*place, *place_of(name)))
         found.append(PartOfWeight(name, output.symbol(name), here.shape, param.get_raw_value().shape))
     return tuple(found)
 

@@ -11,13 +11,12 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from wmresearch.config import ConfigError, Problem, RunConfig
+from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.head_output import FactorizedConfig, SparseConfig
 from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
 from wmresearch.data import Stream
-from wmresearch.head_output import kind_of
 from wmresearch.head_output.weights import Params, declared, initialize
 from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.model.maps import make_maps
@@ -230,29 +229,11 @@ def _arrangement(config: RunConfig, transformer: Transformer) -> Arrangement | N
     """How the state lies on the devices that the config asks for; None: on one device.
 
     Raises:
-        ConfigError: there are not so many, or they do not fit.
+        ConfigError: there are not so many, they do not fit, or the heads cannot be divided.
     """
     sizes = mesh_sizes(config, jax.device_count(), jax.process_count())
     if sizes is None:
         return None
-    if sizes.head > 1:
-        _refuse_undivided(config, transformer)
     placement = make_placement(config.model, transformer, sizes.head)
     mesh = make_mesh(sizes, placement.shards[1])
     return Arrangement(transformer, placement, mesh, config.parallel.shard_optimizer)
-
-
-def _refuse_undivided(config: RunConfig, transformer: Transformer) -> None:
-    """Does nothing where the head output says how devices can divide it: a kind of the user's own may not.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    output = transformer.blocks[0].attention.head_output
-    own = {name: parameter for name, parameter in declared(output).items() if not name.endswith("bias")}
-    if own and all(parameter.along is None for parameter in own.values()):
-        hint = (
-            f"declare its parameters ({', '.join(own)}) with `along=along_heads(axis)` or `along=along_key_heads(axis)`"
-        )
-        expected = f"1: {kind_of(config.model.head_output)} does not say along which axes its heads lie"
-        raise ConfigError([Problem("config", "parallel.mesh.head", "more than 1", expected, hint)])

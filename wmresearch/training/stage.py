@@ -93,7 +93,7 @@ class Stages:
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
             lambda params: measure(program.gathered(params)),
-            lambda state: decay(program.gathered(state)),
+            lambda state: decay(program.gathered(state._replace(params={}, memory={}))),  # all that it reads
         )
 
 
