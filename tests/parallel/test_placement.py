@@ -68,6 +68,11 @@ def test_rounds_take_the_least_places_that_equal_devices_can_have(ranks, parts):
     assert max(held) - min(held) <= widths[0]
 
 
+def test_rounds_turn_so_that_devices_hold_nearly_as_much():
+    assert rounds(4, 2) == [[0, 3], [1, 2]]
+    assert rounds(5, 3) == [[0, PADDING], [1, 4], [2, 3]]
+
+
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any), st.integers(1, 4), st.integers(1, 2))
 def test_directions_stay_with_their_heads(ranks, devices, group):

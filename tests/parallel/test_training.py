@@ -76,6 +76,7 @@ CASES = {
         "model__head_output": {"kind": "factorized", "rank": 3},
         "penalties": [{"kind": "nuclear", "strength": 0.1, "step": "proximal"}],
     },
+    "maps of the heads' own": SIX_HEADS | {"model__head_output": {"kind": "dense"}},
     "places exchanged": SIX_HEADS | {
         "model__head_output": {"kind": "sparse", "density": 0.3, "method": {"kind": "rigl", "every": 2}}
     },
@@ -148,6 +149,11 @@ def test_a_run_whose_heads_lose_directions(text, tmp_path):
     assert lines(tmp_path / "moved", "ranks") == lines(tmp_path / "alone", "ranks")
     for want, got in zip(*(lines(tmp_path / name, "metrics") for name in ("alone", "moved")), strict=True):
         assert got == pytest.approx(want, rel=1e-8, abs=1e-8)
+    *_, alone_last = lines(tmp_path / "alone", "diagnostics")
+    *_, moved_last = lines(tmp_path / "moved", "diagnostics")
+    assert alone_last["lambda_eff"][0] > 0
+    for name in ("lambda_eff", "nuclear_norm"):
+        np.testing.assert_allclose(moved_last[name], alone_last[name], rtol=1e-7)
 
 
 def train_until(config, path, step):
