@@ -1,0 +1,5 @@
+"""`python -m wmresearch.cli`."""
+
+from wmresearch.cli import main
+
+main()
