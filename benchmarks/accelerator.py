@@ -77,7 +77,7 @@ def contestant(config: RunConfig, vocab: int) -> Contestant:
     program = make_program(config, vocab)
     shape = (STEPS, config.data.batch_size, config.model.context + 1)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, vocab, shape), jnp.int32)
-    state, keys = program.initial_state(), program.keys()
+    state, keys = program.initial_state(), program.given()
     jitted: Any = make_dispatch(program.step, STEPS)
     compiled = jitted.lower(state, tokens, STEPS, keys).compile()
 

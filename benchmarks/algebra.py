@@ -28,7 +28,7 @@ from wmresearch.head_output.weights import initialize
 from wmresearch.model import Transformer, make_nats
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import parameter_facts
-from wmresearch.training.step import Keys, make_loss, make_state, make_step
+from wmresearch.training.step import Given, make_loss, make_state, make_step
 
 WIDTH, RANK, MATRICES = 768, 64, 144
 
@@ -160,7 +160,7 @@ def share_of_a_step(rounds: int) -> list[str]:
         "factor_decay": penalties.factor_decay,
         "orthogonal_factors": penalties.orthogonal_factors,
     }
-    contestants: dict[str, tuple[Callable, tuple]] = {"step": (step, (state, tokens, Keys()))}
+    contestants: dict[str, tuple[Callable, tuple]] = {"step": (step, (state, tokens, Given()))}
     contestants |= {name: (value_and_gradient(penalty), (matrix,)) for name, penalty in listed.items()}
     seconds = medians(contestants, rounds)
     whole = seconds.pop("step")

@@ -67,7 +67,7 @@ def table(name: str, rounds: int) -> list[str]:
     compiled, states, seconds, calls = {}, {}, {}, {}
     for way, change in WAYS.items():
         program = make_program(run_config(model, batch, change), vocab)
-        states[way], keys = program.initial_state(), program.keys()
+        states[way], keys = program.initial_state(), program.given()
         started = time.perf_counter()
         compiled[way] = make_dispatch(program.step, STEPS).lower(states[way], tokens, STEPS, keys).compile()
         seconds[way] = time.perf_counter() - started

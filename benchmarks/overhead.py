@@ -113,7 +113,7 @@ def bare(config: RunConfig, vocab: int) -> float:
     started, left = 0.0, config.training.steps
     while left:
         n = min(room, left)
-        state, metrics = dispatch(state, tokens, n, made.keys())
+        state, metrics = dispatch(state, tokens, n, made.given())
         jax.block_until_ready((state, metrics))
         started, left = started or time.perf_counter(), left - n
     return time.perf_counter() - started

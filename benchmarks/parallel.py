@@ -92,7 +92,7 @@ def page(size: str, rounds: int, began: str) -> list[str]:
         stream = np.random.default_rng(0).integers(0, VOCAB, (1, SIZES[size][1], SIZES[size][0]["context"] + 1))
         tokens = stream.astype(np.int32)
         calls[way] = [make_dispatch(program.step, 1) if program.arrangement is None else program.dispatch(1),
-                      (state, tokens, 1, program.keys())]  # fmt: skip
+                      (state, tokens, 1, program.given())]  # fmt: skip
     numbers = {way: exchanged(size, way) for way in WAYS}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(rounds + 1):

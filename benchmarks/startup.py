@@ -57,7 +57,7 @@ def first_step(config: str, overrides: list[str], started: float) -> dict[str, f
     tokens = np.zeros((room, run.data.batch_size, run.model.context + 1), np.int32)
     stream = Stream(corpus.splits["train"].tokens, run.data.batch_size, run.model.context, run.seed)
     tokens[:1] = stream.batches(0, 1)
-    jax.block_until_ready(make_dispatch(program.step, room)(state, tokens, 1, program.keys()))
+    jax.block_until_ready(make_dispatch(program.step, room)(state, tokens, 1, program.given()))
     marks.append(time.time())
     return dict(zip(PARTS, (b - a for a, b in zip([started, *marks], marks, strict=False)), strict=True))
 

@@ -106,7 +106,7 @@ class Contestant:
 def ours(config: RunConfig, tokens: np.ndarray) -> Contestant:
     """Some steps of ours in one call."""
     program = make_program(config, VOCAB)
-    state, batches, keys = program.initial_state(), jnp.asarray(tokens), program.keys()
+    state, batches, keys = program.initial_state(), jnp.asarray(tokens), program.given()
     dispatch = make_dispatch(program.step, len(tokens)).lower(state, batches, len(tokens), keys).compile()  # type: ignore[attr-defined]
     flops = jax.jit(program.step).lower(state, batches[0], keys).cost_analysis()["flops"]
 

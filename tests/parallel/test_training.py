@@ -33,7 +33,7 @@ class Steps:
         losses = []
         for first in range(0, steps, ROOM):
             n = min(ROOM, steps - first)
-            state, found = dispatch(state, made.batches(stream, first, n, ROOM), n, made.keys())
+            state, found = dispatch(state, made.batches(stream, first, n, ROOM), n, made.given())
             losses.append(np.asarray(found["train_loss"])[:n])
         self.losses, self.state = np.concatenate(losses), made.gathered(state)
         self.metrics = {name: float(values[n - 1]) for name, values in found.items()}

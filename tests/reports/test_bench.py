@@ -55,11 +55,11 @@ def test_a_dispatch_holds_its_state_once(text):
     """Donated: every array of the state lies where it lay before."""
     program = make_program(config(text), 256)
     state, tokens = program.initial_state(), jnp.zeros((4, 4, 17), jnp.int32)
-    compiled = make_dispatch(program.step, 4).lower(state, tokens, 4, program.keys()).compile()
+    compiled = make_dispatch(program.step, 4).lower(state, tokens, 4, program.given()).compile()
     own = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert compiled.memory_analysis().alias_size_in_bytes == own
     places = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.ndim}
-    after, _ = compiled(state, tokens, 4, program.keys())
+    after, _ = compiled(state, tokens, 4, program.given())
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after) if leaf.ndim} == places
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))

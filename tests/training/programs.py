@@ -9,7 +9,7 @@ import numpy as np
 from tests.training.examples import config
 from wmresearch.head_output.weights import initialize
 from wmresearch.training.program import make_program
-from wmresearch.training.step import Keys
+from wmresearch.training.step import Given
 
 VOCAB = 31
 DOUBLE = {"model__param_dtype": "float64", "model__dtype": "float64"}
@@ -45,7 +45,7 @@ def walk(program, params, steps):
     step = jax.jit(program.step, compiler_options=FAST_TO_COMPILE)
     states, metrics = [state_at(program, params)], []
     for index in range(steps):
-        state, found = step(states[-1], batch(index), Keys())
+        state, found = step(states[-1], batch(index), Given())
         states.append(state)
         metrics.append(found)
     return states, metrics

@@ -17,7 +17,7 @@ from wmresearch.model.maps import make_maps
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import head_outputs, parameter_facts
 from wmresearch.training.penalties import Penalties, penalty_function, strength
-from wmresearch.training.step import Keys, Parts, make_loss, make_state, make_step
+from wmresearch.training.step import Given, Parts, make_loss, make_state, make_step
 
 KINDS = [
     {"kind": "nuclear"},
@@ -79,7 +79,7 @@ def test_the_update_is_that_of_the_clipped_loss_gradient_plus_the_penalties(mode
     added = Penalties(configs, maps, 5, 2, head_outputs(transformer))
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 31, (3, model.model.context + 1)))
     state = make_state(params, optimizer)
-    after, metrics = jax.jit(make_step(loss, optimizer, schedule, Parts(penalties=added)))(state, tokens, Keys())
+    after, metrics = jax.jit(make_step(loss, optimizer, schedule, Parts(penalties=added)))(state, tokens, Given())
 
     def by_hand(params):
         found = maps(params)

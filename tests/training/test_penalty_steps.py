@@ -18,7 +18,7 @@ from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import ParameterFacts
 from wmresearch.training.penalties import Penalties, steered
 from wmresearch.training.run_directory import RunDirectory
-from wmresearch.training.step import Keys, Parts, make_loss, make_state, make_step
+from wmresearch.training.step import Given, Parts, make_loss, make_state, make_step
 
 FACTORIZED = {"kind": "factorized", "rank": 3}
 
@@ -84,7 +84,7 @@ def test_a_gradient_that_is_used_again_reaches_the_right_spectrum_under_clipping
             fit, optimizer, make_schedule(rates.schedule, rates.learning_rate, steps), Parts(penalties=found)
         )
         tokens = jnp.zeros((1, 1), jnp.int32)
-        run = jax.jit(lambda s: jax.lax.scan(lambda s, _: (step(s, tokens, Keys())[0], None), s, length=steps)[0])
+        run = jax.jit(lambda s: jax.lax.scan(lambda s, _: (step(s, tokens, Given())[0], None), s, length=steps)[0])
         end = run(make_state(params, optimizer, memory=found.start(params)))
         singular = np.linalg.svd(np.asarray(maps(end.params).dense()[0]), compute_uv=False)
         np.testing.assert_allclose(singular, np.maximum(wanted - strength / 2, 0), atol=3e-3)
@@ -139,7 +139,7 @@ def at_the_end(target, steps=300):
     @jax.jit
     def run(state):
         def step(state, tokens):
-            state, metrics = chosen.step(state, tokens, Keys())
+            state, metrics = chosen.step(state, tokens, Given())
             return state, (jnp.mean(maps(state.params).frobenius_norm()), metrics.get("penalty/frobenius_strength", 0))
 
         return jax.lax.scan(step, state, a_text(steps))[1]

@@ -80,7 +80,7 @@ def trained_state(chosen, steps=0):
     params = jax.tree.map(lambda made, random, own: random if own else made, start, drawn(chosen), chosen.parts.trained)
     state, step = state_at(chosen, params), jax.jit(chosen.step)
     for index in range(steps):
-        state, _ = step(state, batch(index), chosen.keys())
+        state, _ = step(state, batch(index), chosen.given())
     return state
 
 
@@ -122,8 +122,8 @@ def test_compaction_keeps_the_function_and_the_next_update(optimizer):
     assert sum(leaf.size for leaf in jax.tree.leaves(less)) < sum(leaf.size for leaf in jax.tree.leaves(state))
     np.testing.assert_allclose(logits(smaller, less), logits(chosen, state), rtol=1e-10, atol=1e-10)
     for index in (5, 6):
-        state, metrics = jax.jit(chosen.step)(state, batch(index), chosen.keys())
-        less, of_less = jax.jit(smaller.step)(less, batch(index), smaller.keys())
+        state, metrics = jax.jit(chosen.step)(state, batch(index), chosen.given())
+        less, of_less = jax.jit(smaller.step)(less, batch(index), smaller.given())
         for name, value in metrics.items():
             np.testing.assert_allclose(of_less[name], value, rtol=1e-9, err_msg=name)
     _, expected = compact(chosen.transformer, chosen.config.model, state, like_of(chosen), keep)
@@ -177,7 +177,7 @@ def test_a_gate_s_chance_does_not_change_when_other_directions_go(method):
     assert model.head_output.method.kind == METHODS[method]["kind"]
     smaller = with_model(chosen, model)
     losses = [
-        jax.jit(each.step)(at, batch(3), each.keys())[1]["train_loss"]
+        jax.jit(each.step)(at, batch(3), each.given())[1]["train_loss"]
         for each, at in ((chosen, state), (smaller, less))
     ]
     np.testing.assert_allclose(*losses, rtol=1e-9)
@@ -202,7 +202,7 @@ def test_the_budget_is_met_exactly(method):
         assert alive(less.params["blocks"][layer]["attention"], output.layout).sum() == sum(
             model.head_output.ranks[layer]
         )
-    metrics = jax.eval_shape(smaller.step, less, batch(1), smaller.keys())[1]
+    metrics = jax.eval_shape(smaller.step, less, batch(1), smaller.given())[1]
     assert not any(name.startswith("rank/") for name in metrics)
 
 
@@ -393,7 +393,7 @@ def test_a_permutation_of_directions_changes_nothing():
 
     other = carry(state, state, permuted)
     np.testing.assert_allclose(logits(chosen, other), logits(chosen, state), rtol=1e-10, atol=1e-10)
-    losses = [jax.jit(chosen.step)(at, batch(3), chosen.keys())[1]["train_loss"] for at in (state, other)]
+    losses = [jax.jit(chosen.step)(at, batch(3), chosen.given())[1]["train_loss"] for at in (state, other)]
     np.testing.assert_allclose(*losses, rtol=1e-10)
     found = [
         cut(build_of(chosen), chosen.config.model, at, like_of(chosen), batch(0)[:, :-1], final=True, seed=0)

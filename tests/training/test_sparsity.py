@@ -63,7 +63,7 @@ def trained(chosen, *numbers):
     tokens = np.random.default_rng(0).integers(0, 31, (20, 4, 9)).astype(np.int32)
     dispatch, found = make_dispatch(program.step, 20), []
     for steps in numbers:
-        state, metrics = dispatch(program.initial_state(), tokens, steps, program.keys())
+        state, metrics = dispatch(program.initial_state(), tokens, steps, program.given())
         assert np.isfinite(metrics["train_loss"]).all()
         found.append(state.params)
     return found
@@ -221,7 +221,7 @@ def test_straight_through_the_gradient_is_that_of_the_dense_map_and_masked_metho
         program = make_program(chosen, 31)
         state = program.initial_state()
         tokens = np.random.default_rng(0).integers(0, 31, (4, 9)).astype(np.int32)
-        after, _ = jax.jit(program.step)(state, tokens, program.keys())
+        after, _ = jax.jit(program.step)(state, tokens, program.given())
         before, now = (s.params["blocks"][0]["attention"]["head_output"] for s in (state, after))
         outside = ~np.asarray(after.params["blocks"][0]["attention"]["head_output"]["map_mask"])
         moved = np.asarray(before["map"]) != np.asarray(now["map"])

@@ -10,7 +10,7 @@ from tests.training.examples import TEXT, config
 from wmresearch.config.optimizer import SkippedSpikes
 from wmresearch.training.loop import train
 from wmresearch.training.spikes import IN_A_ROW, SkipSpikes
-from wmresearch.training.step import Keys, Parts, make_state, make_step
+from wmresearch.training.step import Given, Parts, make_state, make_step
 
 SKIP = SkipSpikes(SkippedSpikes(factor=5.0, in_a_row=2))
 
@@ -26,7 +26,7 @@ def walk(slopes):
     step = jax.jit(make_step(loss, optimizer, lambda _: jnp.float32(0.1), Parts(skip=SKIP)))
     states, metrics = [make_state({"w": jnp.float32(1)}, optimizer, memory=SKIP.start())], []
     for slope in slopes:
-        state, found = step(states[-1], jnp.full((1, 1), slope, jnp.float32), Keys())
+        state, found = step(states[-1], jnp.full((1, 1), slope, jnp.float32), Given())
         states.append(state)
         metrics.append({name: float(value) for name, value in found.items()})
     return states, metrics

@@ -15,7 +15,7 @@ from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import ParameterFacts
 from wmresearch.training.randomness import Purpose, purpose_key, step_key
-from wmresearch.training.step import Keys, make_dispatch, make_evaluate, make_loss, make_state, make_step
+from wmresearch.training.step import Given, make_dispatch, make_evaluate, make_loss, make_state, make_step
 
 OPTIMIZED = True
 
@@ -78,7 +78,7 @@ def test_the_gradient_agrees_with_finite_differences():
 
 OPTIMIZER = AdamWConfig(learning_rate=1e-2, schedule=CosineSchedule(warmup=2))
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (7, BATCH, CONTEXT + 1)).astype(np.int32)
-KEY = functools.cache(lambda: Keys(dropout=purpose_key(3, Purpose.DROPOUT)))
+KEY = functools.cache(lambda: Given(dropout=purpose_key(3, Purpose.DROPOUT)))
 
 
 def noisy_loss(params, tokens, key, rows):

@@ -16,6 +16,11 @@ class Operational:
 
 
 @dataclass(frozen=True)
+class Traced:
+    """Marks a number that a compiled program takes as an argument, so that runs which differ in it share one."""
+
+
+@dataclass(frozen=True)
 class Words:
     """Marks a type with how messages call its valid values, where type and range do not say it."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from wmresearch.config.base import AllowList, Check, Config, NameAsKind
+from wmresearch.config.base import AllowList, Check, Config, NameAsKind, Traced
 
 
 class CosineSchedule(Config):
@@ -44,11 +44,11 @@ Schedule = Annotated[CosineSchedule | LinearSchedule | ConstantSchedule, Field(d
 class DecayOf(Config):
     """Weight decay of the matrices of one part of the model; null follows `weight_decay`."""
 
-    head_output: float | None = Field(default=None, ge=0)
+    head_output: Annotated[float | None, Traced()] = Field(default=None, ge=0)
     """What the heads read and write: W_V and W_O, or A and B."""
-    queries_keys: float | None = Field(default=None, ge=0)
-    mlp: float | None = Field(default=None, ge=0)
-    embeddings: float | None = Field(default=None, ge=0)
+    queries_keys: Annotated[float | None, Traced()] = Field(default=None, ge=0)
+    mlp: Annotated[float | None, Traced()] = Field(default=None, ge=0)
+    embeddings: Annotated[float | None, Traced()] = Field(default=None, ge=0)
     """Token and position embeddings, and logits of their own."""
 
 
@@ -65,18 +65,18 @@ class OptimizerConfig(Config):
     """What every optimizer has."""
 
     kind: str
-    learning_rate: float = Field(gt=0)
+    learning_rate: Annotated[float, Traced()] = Field(gt=0)
     """At the peak of the schedule."""
     betas: Annotated[tuple[float, float], AllowList] = (0.9, 0.95)
     """Of Adam's two moments."""
     momentum_dtype: Literal["bfloat16", "float32"] | None = None
     """Type in which Adam's first moment and Muon's momentum are kept; null: that of the parameters. The second moment
     keeps theirs: its steps of 1 − β₂ are less than bfloat16 resolves."""
-    weight_decay: float = Field(default=0.1, ge=0)
+    weight_decay: Annotated[float, Traced()] = Field(default=0.1, ge=0)
     """Of matrices, not of biases, gains or vectors. Multiplied by the learning rate, as in PyTorch and optax."""
     decay_of: DecayOf = DecayOf()
     """Another weight decay for one part of the model."""
-    frobenius_decay: float = Field(default=0.0, ge=0)
+    frobenius_decay: Annotated[float, Traced()] = Field(default=0.0, ge=0)
     """Decoupled decay of the heads' maps, λ ∇ ½ Σ ‖M_i‖_F² (Khodak et al. 2021, arXiv 2105.01029)."""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """Largest global norm of the gradient; null means no clipping."""
@@ -112,7 +112,7 @@ class MuonConfig(OptimizerConfig):
     momentum: float = Field(default=0.95, ge=0, lt=1)
     update_rms: float | None = Field(default=None, gt=0)
     """Root mean square of an update's entries, whatever the shape (0.2 is AdamW's); null: the shape factor above."""
-    adam_learning_rate: float | None = Field(default=None, gt=0)
+    adam_learning_rate: Annotated[float | None, Traced()] = Field(default=None, gt=0)
     """Of what AdamW updates; null means `learning_rate`."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from wmresearch.config.base import Check, Config, NameAsKind
+from wmresearch.config.base import Check, Config, NameAsKind, Traced
 
 
 class ConstantStrength(Config):
@@ -54,7 +54,7 @@ class PenaltyConfig(Config):
     """What every penalty has. Its gradient is added to the loss's after that was clipped."""
 
     kind: str
-    strength: float | None = Field(default=None, ge=0)
+    strength: Annotated[float | None, Traced()] = Field(default=None, ge=0)
     """λ, the factor of the penalty in the loss; null where there is a target."""
     target: TargetNorm | None = None
     """Steers λ instead, so that two penalties are compared at equal ‖M‖."""

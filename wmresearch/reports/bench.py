@@ -53,7 +53,7 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
     report("compiling")
     started = time.perf_counter()
     jitted: Any = make_dispatch(program.step, steps)
-    dispatch = jitted.lower(state, tokens, steps, program.keys()).compile()
+    dispatch = jitted.lower(state, tokens, steps, program.given()).compile()
     compiled = time.perf_counter() - started
     size = _PRODUCT_SIZE.get(jax.default_backend(), 8192)
     matrix = jnp.asarray(draw.standard_normal((size, size)), config.model.dtype)
@@ -63,7 +63,7 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
     for index in range(rounds + 1):
         report(f"round {index} of {rounds}")
         started = time.perf_counter()
-        state, metrics = dispatch(state, tokens, steps, program.keys())
+        state, metrics = dispatch(state, tokens, steps, program.given())
         jax.block_until_ready((state, metrics))
         times["step"].append((time.perf_counter() - started) / steps)
         started = time.perf_counter()

@@ -147,7 +147,7 @@ def step_collectives(config: RunConfig, vocab_size: int) -> tuple[Collective, ..
     shape = (config.data.batch_size, config.model.context + 1)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
     step = jax.jit(program.step, donate_argnums=0, out_shardings=(shardings, here.everywhere))
-    text = step.lower(jax.tree.map(own, state, shardings), tokens, program.keys()).compile().as_text()
+    text = step.lower(jax.tree.map(own, state, shardings), tokens, program.given()).compile().as_text()
     return read_collectives(text or "", dict(here.mesh.shape))
 
 

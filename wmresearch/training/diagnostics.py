@@ -15,11 +15,12 @@ from jaxtyping import Array
 
 from wmresearch.algebra.diagnostics import SpectrumStatistics, copying_score, head_overlap, spectrum_statistics
 from wmresearch.config.optimizer import AdamWConfig, Optimizer
+from wmresearch.config.traced import with_numbers
 from wmresearch.head_output.dynamic_rank import DynamicRank
 from wmresearch.head_output.weights import Params
 from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Transformer
-from wmresearch.training.optimizers import decay_rates
+from wmresearch.training.optimizers import decay_rates, is_zero
 from wmresearch.training.parameters import parameter_facts
 from wmresearch.training.step import TrainState
 
@@ -73,30 +74,34 @@ def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def effective_decay(config: Optimizer, transformer: Transformer) -> Callable[[TrainState], Diagnostics]:
+def effective_decay(
+    config: Optimizer, transformer: Transformer
+) -> Callable[[TrainState, Mapping[str, Any]], Diagnostics]:
     """`lambda_eff` `[layers]`, wd · √v̂ of each layer's head output, the mean over its decayed entries; of AdamW alone.
 
     Decoupled decay of entry p acts as a penalty of gradient λ_eff · p would in Adam, whose steps are divided by √v̂: so
-    it differs by layer, batch size and time (SCIENCE: traps).
+    it differs by layer, batch size and time (SCIENCE: traps). The function is given a run's numbers, as its steps are.
     """
     if not isinstance(config, AdamWConfig) or config.decay != "decoupled":
-        return lambda _: {}
-    rates = decay_rates(config, parameter_facts(transformer))
+        return lambda *_: {}
+    facts = parameter_facts(transformer)
 
-    def measure(state: TrainState) -> dict[str, Array]:
+    def measure(state: TrainState, numbers: Mapping[str, Any]) -> dict[str, Array]:
         """After at least one step."""
+        own = {key.removeprefix("optimizer."): number for key, number in numbers.items()}
+        rates = decay_rates(with_numbers(config, own), facts)
         moments = optax.tree.get(state.optimizer, "nu")
         correction = 1 - config.betas[1] ** state.step.astype(float)
         layers = []
         for layer in sorted(moments["blocks"]):
             pairs = zip(_leaves(moments, layer), _leaves(rates, layer), strict=True)
-            found = [(rate * jnp.sqrt(leaf / correction), leaf.size) for leaf, rate in pairs if rate]
+            found = [(rate * jnp.sqrt(leaf / correction), leaf.size) for leaf, rate in pairs if not is_zero(rate)]
             total = sum((jnp.sum(values) for values, _ in found), jnp.zeros(()))
             layers.append(total / max(1, sum(size for _, size in found)))
         return {"lambda_eff": jnp.stack(layers)}
 
     compiled = jax.jit(measure)
-    return lambda state: jax.tree.map(np.asarray, compiled(state))
+    return lambda state, numbers: jax.tree.map(np.asarray, compiled(state, numbers))
 
 
 def _leaves(tree: Any, layer: int) -> list[Any]:

@@ -222,9 +222,10 @@ class _Run:
             pending: tuple[int, int, Metrics] | None = None
             while step < training.steps:
                 n = min(training.steps_per_dispatch, _next_stop(config, cuts, step) - step)
+                given = stage.program.given()
                 tokens = stage.program.batches(self.stream, step, n, stages.room)
                 stop_asked = ask()
-                state, metrics = stage.dispatch(state, tokens, n, stage.program.keys())
+                state, metrics = stage.dispatch(state, tokens, n, given)
                 if pending is not None:  # read the last dispatch's metrics while this one runs
                     recorder.steps(*pending)
                 pending = (step, n, metrics)
@@ -243,7 +244,7 @@ class _Run:
                     if evaluating:
                         recorder.validation(step, stage.validate(state.params))
                         if training.diagnostics:
-                            recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state))
+                            recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state, given.numbers))
                     if saving:
                         checkpoints.save(stage.program.restored(state), step, self.own.lines())
                     recorder.pause()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jaxtyping import Array
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from wmresearch.config.optimizer import AdamWConfig, CosineSchedule, LinearSchedule, MuonConfig, Optimizer, Schedule
@@ -110,7 +111,9 @@ def _muon_labels(config: MuonConfig, facts: Params) -> Params:
 def _scale_adam(ratio: float, labels: Params) -> optax.GradientTransformation:
     """The learning rate of what AdamW updates, of its decay too, in relation to that of the matrices."""
     return optax.stateless(
-        lambda updates, _: jax.tree.map(lambda u, label: ratio * u if label == "adam" else u, updates, labels)
+        lambda updates, _: jax.tree.map(
+            lambda u, label: (ratio * u).astype(u.dtype) if label == "adam" else u, updates, labels
+        )
     )
 
 
@@ -188,10 +191,18 @@ def _add_given(name: str) -> optax.GradientTransformationExtraArgs:
 def _add_decay(rates: Params) -> optax.GradientTransformation:
     """Adds rate · p."""
 
+    def decayed(u: Array, p: Array, rate: Any) -> Array:
+        return u if is_zero(rate) else u + (rate * p).astype(p.dtype)
+
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-        return jax.tree.map(lambda u, p, rate: u + rate * p if rate else u, updates, params, rates), state
+        return jax.tree.map(decayed, updates, params, rates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def is_zero(rate: Any) -> bool:
+    """Of a rate that is known while a program is made; one that the program is given is not zero."""
+    return isinstance(rate, float) and rate == 0
 
 
 def _descend(config: Optimizer, steps: int) -> optax.GradientTransformation:

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.head_output import FactorizedConfig, SparseConfig
 from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
+from wmresearch.config.traced import numbers, with_numbers
 from wmresearch.data import Stream
 from wmresearch.head_output.weights import Params, declared, initialize
 from wmresearch.model import Transformer, make_apply, make_nats
@@ -27,7 +28,7 @@ from wmresearch.parallel.nats import make_divided_nats
 from wmresearch.parallel.placement import make_placement
 from wmresearch.training.arranged_parts import arranged_facts, arranged_parts
 from wmresearch.training.checkpoints import Checkpoints
-from wmresearch.training.optimizers import make_optimizer, make_schedule, muon_shape_factors
+from wmresearch.training.optimizers import is_zero, make_optimizer, make_schedule, muon_shape_factors
 from wmresearch.training.parameters import head_outputs, parameter_facts, trained
 from wmresearch.training.penalties import Penalties, make_map_decay
 from wmresearch.training.proximal import Change, make_proximal_step, make_rebalancing
@@ -38,7 +39,8 @@ from wmresearch.training.spikes import SkipSpikes
 from wmresearch.training.step import (
     Dispatch,
     Evaluate,
-    Keys,
+    Given,
+    Metrics,
     Parts,
     Step,
     TrainState,
@@ -162,38 +164,62 @@ class Program:
             return {}
         return {"muon_shape_factors": muon_shape_factors(chosen, declared(self.transformer))}
 
-    def keys(self) -> Keys:
-        """The keys of what is random in the run's steps."""
+    def given(self) -> Given:
+        """What the run gives its steps: the keys of what is random in them, and its numbers."""
         seed, model = self.config.seed, self.config.model
-        found = Keys(
+        found = Given(
             dropout=purpose_key(seed, Purpose.DROPOUT) if model.dropout else None,
             masks=purpose_key(seed, Purpose.MASKS) if isinstance(model.head_output, SparseConfig) else None,
             ranks=purpose_key(seed, Purpose.RANKS) if self.parts.draw else None,
+            numbers={key: np.asarray(number, float) for key, number in numbers(self.config).items()},
         )
         return found if self.arrangement is None else self.arrangement.whole(found)
 
 
 def make_program(config: RunConfig, vocab_size: int) -> Program:
     """The functions of a run; nothing is computed yet."""
-    steps, chosen = config.training.steps, config.optimizer
     transformer = Transformer(config.model, vocab_size, config.execution)
     nats, apply = make_nats(transformer, config.model.dtype), make_apply(transformer, config.model.dtype)
     arrangement = _arrangement(config, transformer)
     if arrangement is not None:
         how = config.parallel
         nats = make_divided_nats(config.model, arrangement, how.implementation, how.shard_positions)
+    parts, penalties = _parts(config, transformer)
+    optimizer = make_optimizer(config.optimizer, config.training.steps, parameter_facts(transformer))
+
+    def step(state: TrainState, tokens: Int[Array, "b t1"], given: Given) -> tuple[TrainState, Metrics]:
+        here = with_numbers(config, given.numbers)
+        return _make_step(here, transformer, nats, arrangement)(state, tokens, given)
+
+    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, penalties, step, arrangement)
+
+
+def _make_step(config: RunConfig, transformer: Transformer, nats: Nats, arrangement: Arrangement | None) -> Step:
+    """The step of a config, whose numbers may be arguments of the program that is being made."""
+    steps, chosen = config.training.steps, config.optimizer
+    parts, facts = _parts(config, transformer)[0], parameter_facts(transformer)
+    if arrangement is not None and arrangement.moves:
+        parts, facts = arranged_parts(parts, arrangement), arranged_facts(arrangement)
+    schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
+    optimizer = make_optimizer(chosen, steps, facts)
+    return make_step(make_loss(nats), optimizer, schedule, parts, config.execution.accumulate)
+
+
+def _parts(config: RunConfig, transformer: Transformer) -> tuple[Parts, tuple[Penalties | ExpectedRank, ...]]:
+    """What the run's steps do besides following the gradient, and those of them that add to it."""
+    steps, chosen = config.training.steps, config.optimizer
     maps, own = make_maps(transformer), head_outputs(transformer)
-    by_step = [
-        penalty
-        for penalty in config.penalties
-        if isinstance(penalty, ProximalPenaltyConfig) and penalty.step == "proximal"
-    ]
-    by_gradient = [penalty for penalty in config.penalties if penalty not in by_step]
+    proximal = lambda penalty: isinstance(penalty, ProximalPenaltyConfig) and penalty.step == "proximal"
+    by_gradient = [penalty for penalty in config.penalties if not proximal(penalty)]
     group = config.model.n_heads // config.model.kv_heads
     penalties: list[Penalties | ExpectedRank] = []
     if by_gradient:
         penalties.append(Penalties(by_gradient, maps, steps, group, own))
-    after: list[Change] = [make_proximal_step(penalty, transformer, steps) for penalty in by_step]
+    after: list[Change] = [
+        make_proximal_step(penalty, transformer, steps)
+        for penalty in config.penalties
+        if isinstance(penalty, ProximalPenaltyConfig) and penalty.step == "proximal"
+    ]
     output = config.model.head_output
     if isinstance(output, FactorizedConfig) and output.rebalance_every is not None:
         after.append(make_rebalancing(output.rebalance_every, transformer))
@@ -207,22 +233,16 @@ def make_program(config: RunConfig, vocab_size: int) -> Program:
         expected_rank, budget = make_expected_rank(output, transformer, steps), make_budget(output, transformer, steps)
         penalties += [expected_rank] if expected_rank else []
         after += [budget] if budget else []
-    optimizer = make_optimizer(chosen, steps, parameter_facts(transformer))
     parts = Parts(
         draw=draw,
         penalties=together(*penalties),
-        decay=make_map_decay(chosen.frobenius_decay, maps, own) if chosen.frobenius_decay else None,
+        decay=None if is_zero(chosen.frobenius_decay) else make_map_decay(chosen.frobenius_decay, maps, own),
         constrain=constrain if sparsity is not None and sparsity.follows_mask else None,
         after=tuple(after),
         trained=trained(transformer),
         skip=SkipSpikes(chosen.skip_spikes) if chosen.skip_spikes else None,
     )
-    schedule = make_schedule(chosen.schedule, chosen.learning_rate, steps)
-    here, updates = parts, optimizer
-    if arrangement is not None and arrangement.moves:
-        here, updates = arranged_parts(parts, arrangement), make_optimizer(chosen, steps, arranged_facts(arrangement))
-    step = make_step(make_loss(nats), updates, schedule, here, config.execution.accumulate)
-    return Program(config, transformer, vocab_size, apply, nats, optimizer, parts, tuple(penalties), step, arrangement)
+    return parts, tuple(penalties)
 
 
 def _arrangement(config: RunConfig, transformer: Transformer) -> Arrangement | None:

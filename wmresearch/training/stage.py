@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class Stage:
     validate: Callable[[Params], Evaluation]
     test: Callable[[Params], Evaluation] | None
     measure: Callable[[Params], Diagnostics]
-    decay: Callable[[TrainState], Diagnostics]
+    decay: Callable[[TrainState, Mapping[str, Any]], Diagnostics]
 
 
 @dataclass
@@ -93,7 +93,8 @@ class Stages:
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
             lambda params: measure(program.gathered(params)),
-            lambda state: decay(program.gathered(state._replace(params={}, memory={}))),  # all that it reads
+            # all that it reads
+            lambda state, numbers: decay(program.gathered(state._replace(params={}, memory={})), numbers),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
@@ -36,19 +36,25 @@ class TrainState(NamedTuple):
     """What penalties keep from step to step."""
 
 
-class Keys(NamedTuple):
-    """A run's keys for what is random in a step; None where nothing is."""
+class Given(NamedTuple):
+    """What a run gives its steps, besides state and batches: keys of what is random (None where nothing is), numbers.
+
+    Runs that differ in nothing else share one compiled program.
+    """
 
     dropout: PRNGKeyArray | None = None
     masks: PRNGKeyArray | None = None
     ranks: PRNGKeyArray | None = None
+    numbers: Mapping[str, Any] = {}
+    """Dotted key of the config → its number there, in place of the one that a step was made with."""
 
 
-Step: TypeAlias = Callable[[TrainState, Int[Array, "b t1"], Keys], tuple[TrainState, Metrics]]
-"""(state, tokens, the run's keys) → state after one update, metrics."""
+Step: TypeAlias = Callable[[TrainState, Int[Array, "b t1"], Given], tuple[TrainState, Metrics]]
+"""(state, tokens, what the run gives) → state after one update, metrics."""
 
-Dispatch: TypeAlias = Callable[[TrainState, Int[Array, "k b t1"], int, Keys], tuple[TrainState, Metrics]]
-"""(state, token batches, how many of them to use, keys) → state after so many steps, metrics of each `[k]`."""
+Dispatch: TypeAlias = Callable[[TrainState, Int[Array, "k b t1"], int, Given], tuple[TrainState, Metrics]]
+"""(state, token batches, how many of them to use, what the run gives) → state after so many steps, metrics of each
+`[k]`."""
 
 
 def make_loss(nats: Nats) -> Loss:
@@ -158,7 +164,8 @@ def make_step(
     `accumulate`: parts of a batch, of equal size, whose losses and gradients are found one after another.
     """
 
-    def step(state: TrainState, tokens: Int[Array, "b t1"], keys: Keys) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, tokens: Int[Array, "b t1"], given: Given) -> tuple[TrainState, Metrics]:
+        keys = given.dropout, given.masks, given.ranks
         dropout_key, mask_key, rank_key = (None if key is None else step_key(key, state.step) for key in keys)
         own, fixed = (state.params, {}) if parts.trained is None else split(state.params, parts.trained)
 
@@ -218,13 +225,13 @@ def make_dispatch(
     `shardings` are those of a state that several devices divide; `everywhere` is that of what each of them has.
     """
 
-    def dispatch(state: TrainState, tokens: Int[Array, "k b t1"], n: int, keys: Keys) -> tuple[TrainState, Metrics]:
-        shapes = jax.eval_shape(step, state, tokens[0], keys)[1]
+    def dispatch(state: TrainState, tokens: Int[Array, "k b t1"], n: int, given: Given) -> tuple[TrainState, Metrics]:
+        shapes = jax.eval_shape(step, state, tokens[0], given)[1]
         empty = {name: jnp.zeros((size,), shape.dtype) for name, shape in shapes.items()}
 
         def body(index: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
             state, history = carry
-            state, metrics = step(state, tokens[index], keys)
+            state, metrics = step(state, tokens[index], given)
             if shardings is not None:
                 state = jax.lax.with_sharding_constraint(state, shardings)
             return state, {name: history[name].at[index].set(metrics[name]) for name in history}
