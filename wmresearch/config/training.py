@@ -39,6 +39,9 @@ class ExecutionConfig(Config):
     starts again faster; steps are slower."""
     logits_block: int | None = Field(default=None, ge=1)
     """Tokens whose logits are held at a time, for large vocabularies; null: all of a batch."""
+    cohort: Literal["map", "vmap"] = "map"
+    """How a sweep trains runs that differ in seed and numbers alone by one program: by calls of it, so that each has
+    the bits that it has alone; or batched, all in one call, for small models on accelerators."""
     accumulate: int = Field(default=1, ge=1)
     """Parts of a batch whose gradients are added one after another: a step holds the activations of one part."""
 
@@ -55,7 +58,8 @@ class MeshConfig(Config):
     head: Devices = 1
     """Parts of each layer's heads, of the MLP's hidden units and of the vocabulary."""
     run: Devices = 1
-    """Runs side by side, for cohorts; one run has 1."""
+    """Runs of a sweep's cohort that are trained side by side, each on one device; a run alone has 1. Without a mesh,
+    and by auto: one for each accelerator, or for each core of a CPU, as far as memory allows."""
 
 
 class ParallelConfig(Config):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wmresearch.config import ConfigError, Problem
+from wmresearch.sweeps.cohorts import cohort_key
 from wmresearch.sweeps.plan import Plan, PlannedRun
 from wmresearch.training.files import read_json, write_json
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
@@ -63,7 +64,14 @@ def write_plan(directory: Path, plan: Plan) -> None:
             "grid": plan.sweep.grid or {},
             "seeds": plan.sweep.seeds,
             "runs": [
-                {"run_id": run.run_id, "arm": run.arm, "settings": run.settings, "seed": run.seed, "role": run.role}
+                {
+                    "run_id": run.run_id,
+                    "arm": run.arm,
+                    "settings": run.settings,
+                    "seed": run.seed,
+                    "role": run.role,
+                    "cohort": cohort_key(run.config),
+                }
                 for run in plan.runs
             ],
         },

@@ -1,23 +1,35 @@
-"""A process that trains runs one after another: each line on standard input is a run, each line out says how it ended.
+"""A process that trains cohorts one after another: each line on standard input is one, each line out says how one of
+its runs ended.
 
     python -m wmresearch.sweeps.worker SWEEP_DIRECTORY
 
-JAX starts once for many runs. A run that kills the process takes no other run with it.
+JAX starts once for many runs, and a cohort's program is compiled once. A run that kills the process takes with it no
+more than those that are trained beside it, which are tried again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from wmresearch.config import parse_run, yaml_text
+from wmresearch.config import RunConfig, parse_run, yaml_text
+from wmresearch.training.failures import failure_of
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.run_directory import RunDirectory, RunLabels
 from wmresearch.training.run_lock import RunBusyError
+
+if TYPE_CHECKING:
+    from wmresearch.training.shared import Batching, Shared
+
+Answer = Callable[[dict[str, Any]], None]
+_MAP: Batching = "map"
 
 
 def main() -> None:
@@ -25,29 +37,118 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
     sweep = json.loads((directory / "sweep.json").read_text(encoding="utf-8"))["name"]
+    writing = threading.Lock()
+
+    def answer(what: dict[str, Any]) -> None:
+        with writing:
+            answers.write(json.dumps(what) + "\n")
+
     with stop_on_signal() as stop:
-        for line in sys.stdin:
-            if not train_one(directory, sweep, json.loads(line), answers, stop):
-                break
+        try:
+            for line in sys.stdin:
+                request = json.loads(line)
+                train_together(directory, sweep, request["runs"], answer, stop, request["workers"], request["alone"])
+                if stop.signal is not None:
+                    break
+        except KeyboardInterrupt:
+            os._exit(130)  # asked for twice: threads that train would be waited for
 
 
-def train_one(directory: Path, sweep: str, run: dict[str, Any], answers: TextIO, stop: StopRequest) -> bool:
-    """Trains a run and says how it ended. False where the worker was told to stop."""
+def train_together(
+    directory: Path,
+    sweep: str,
+    runs: Sequence[dict[str, Any]],
+    answer: Answer,
+    stop: StopRequest,
+    workers: int = 1,
+    alone: bool = False,
+) -> None:
+    """Trains runs of one cohort, as many at a time as there are devices (or cores) and as fit, and says how each ended.
+
+    `workers`: processes that share this machine. `alone`: one run at a time.
+    """
+    from wmresearch.training.shared import Shared
+
+    config = _config_of(directory, runs[0])
+    abreast, batching = 1, _MAP
+    if len(runs) > 1 and not alone:
+        abreast, batching = _arranged(config, len(runs), workers)
+    groups = [runs] if batching == "map" else [runs[i : i + abreast] for i in range(0, len(runs), abreast)]
+    for group in groups:
+        _train_group(directory, sweep, group, answer, stop, Shared(len(runs), min(abreast, len(group)), batching))
+
+
+def _arranged(config: RunConfig, runs: int, workers: int) -> tuple[int, Batching]:
+    """How many runs of a cohort are trained at a time, and how."""
+    from wmresearch.sweeps.cohorts import side_by_side
+    from wmresearch.training.stage import cut_steps
+
+    divided = config.parallel.mesh is not None and (config.parallel.mesh.data, config.parallel.mesh.head) != (1, 1)
+    batching = _MAP if divided or cut_steps(config) else config.execution.cohort  # one shape, on one device
+    return side_by_side(config, runs, workers), batching
+
+
+def _train_group(
+    directory: Path, sweep: str, runs: Sequence[dict[str, Any]], answer: Answer, stop: StopRequest, programs: Shared
+) -> None:
+    """Trains runs on as many threads as are side by side; on accelerators each thread has a device."""
+    import jax
+
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    for run in runs:
+        waiting.put(run)
+    devices = jax.local_devices() if programs.batching == "map" else jax.local_devices()[:1]
+
+    def work(device: Any) -> None:
+        with jax.default_device(device):
+            while True:
+                try:
+                    run = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                answer(train_one(directory, sweep, run, stop, programs))
+
+    if programs.side_by_side == 1:
+        work(devices[0])
+        return
+    slots = [devices[index % len(devices)] for index in range(programs.side_by_side)]
+    threads = [threading.Thread(target=work, args=(device,)) for device in slots]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def train_one(
+    directory: Path, sweep: str, run: dict[str, Any], stop: StopRequest, programs: Shared | None = None
+) -> dict[str, Any]:
+    """Trains a run and says how it ended."""
     from wmresearch.training.loop import reason_of, train  # JAX is imported by the first run, not at start
 
     folder = RunDirectory(directory / run["run_id"])
-    config = parse_run(yaml_text.read(folder.path / "config.yaml"), str(folder.path / "config.yaml"))
+    said = {"run_id": run["run_id"]}
     labels = RunLabels(run["run_id"], sweep, run["arm"], run["role"], run["settings"])
+    config = _config_of(directory, run)
     try:
-        state = train(config, folder.path, labels, stop=stop)["state"]
+        state = "preempted"
+        if stop.signal is None:
+            state = train(config, folder.path, labels, stop=stop, programs=programs)["state"]
     except RunBusyError:
         state = "busy"
     except Exception as error:  # whatever it is, the sweep goes on with the next run
         state = "failed"
         if folder.state() != "failed":  # it did not come as far as training
-            folder.write_failure(labels, config, reason_of(error), traceback.format_exc())
-    answers.write(json.dumps({"run_id": run["run_id"], "state": state}) + "\n")
-    return state != "preempted"
+            folder.write_failure(labels, config, reason_of(error), failure_of(error), traceback.format_exc())
+        said["failure"] = folder.summary()["failure"]
+    finally:
+        if programs is not None:
+            programs.leave()
+    return said | {"state": state}
+
+
+def _config_of(directory: Path, run: dict[str, Any]) -> RunConfig:
+    file = directory / run["run_id"] / "config.yaml"
+    return parse_run(yaml_text.read(file), str(file))
 
 
 if __name__ == "__main__":

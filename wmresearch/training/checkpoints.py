@@ -18,6 +18,9 @@ from wmresearch.parallel.agreement import is_first, several
 from wmresearch.training.checkpoint_sums import record
 from wmresearch.training.step import TrainState
 
+_STARTING = threading.Lock()
+"""orbax numbers the saves of a process, and takes the newest number to be its own: one begins at a time."""
+
 
 class Checkpoints:
     """The checkpoints of one run, written in the background, the newest `keep` kept.
@@ -27,7 +30,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),  # orders by the number below
+        )
         self._manager = ocp.CheckpointManager(folder, options=options)
         self._folder = folder
         self._last: tuple[int, Mapping[str, int]] | None = None
@@ -43,7 +49,8 @@ class Checkpoints:
             self._last = step, lines or {}
             items = {"params": state.params, "rest": (state.optimizer, state.step, state.memory)}
             args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
-            self._manager.save(step, args=args)
+            with _STARTING:
+                self._manager.save(step, args=args)
 
     def _record_last(self, *, wait: bool = False) -> None:
         """Writes the sums of what was saved last, which is there by then; in the background, unless told to wait."""

@@ -24,12 +24,14 @@ from wmresearch.parallel.processes import WAIT_SECONDS, Group, connect
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoint_sums import set_damaged_aside
 from wmresearch.training.checkpoints import open_checkpoints
+from wmresearch.training.failures import failure_of
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.manifest import make_manifest
 from wmresearch.training.rank_cut import model_at
 from wmresearch.training.recorder import DivergedError, Progress, Recorder, figures_of
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.runtime import prepare_runtime
+from wmresearch.training.shared import Shared
 from wmresearch.training.stage import Stages, cut_steps
 from wmresearch.training.step import Metrics, TrainState
 from wmresearch.training.together import make_ask, unanimous
@@ -49,11 +51,14 @@ def train(
     group: Group | None = None,
     wait_seconds: float = WAIT_SECONDS,
     fresh: bool = False,
+    programs: Shared | None = None,
 ) -> Summary:
     """Trains a run in its directory, going on from its newest checkpoint, and returns its summary.
 
     A run that is finished (or diverged) is not run again. What goes wrong while it trains is written into the directory
     as the run's state and reason before it is raised. SIGINT and SIGTERM preempt it, or the caller through `stop`.
+
+    `programs` are those that runs of one cohort share, each of which calls this on a thread of its own.
 
     With `fresh` what is in the directory is moved beside it first, and the run starts at its first step.
 
@@ -94,19 +99,19 @@ def train(
             own = RunDirectory(Path(held.enter_context(tempfile.TemporaryDirectory())))
         (own.path / "error.txt").unlink(missing_ok=True)
         recorder = Recorder(config, own, labels, report, done.get("wall_seconds") or 0.0)
-        run = _Run(config, own, shared, labels, corpus, stream, recorder)
-        held.enter_context(failing_together(lambda reason: shared.write_failure(labels, config, reason)))
+        run = _Run(config, own, shared, labels, corpus, stream, recorder, programs or Shared())
+        held.enter_context(failing_together(lambda reason: shared.write_failure(labels, config, reason, "error")))
         try:
             with nullcontext(stop) if stop else stop_on_signal() as stop:
                 state = run.train(stop)
         except DivergedError as error:
-            return recorder.finish("diverged", str(error), started)
+            return recorder.finish("diverged", str(error), started, "diverged")
         except KeyboardInterrupt:
             recorder.finish("preempted", "interrupted before it could save; start again to go on", started)
             raise
         except BaseException as error:
             own.write_error(traceback.format_exc())
-            recorder.finish("failed", first_failure() or reason_of(error), started)
+            recorder.finish("failed", first_failure() or reason_of(error), started, failure_of(error))
             raise
         if state is None:
             return recorder.finish("preempted", f"stopped by {stop.signal}; start again to go on", started)
@@ -192,14 +197,16 @@ class _Run:
     corpus: TokenizedCorpus
     stream: Stream
     recorder: Recorder
+    programs: Shared
 
     def train(self, stop: StopRequest) -> TrainState | None:
         """The state after the last step, or None where a stop was asked for before it."""
         config, recorder, training = self.config, self.recorder, self.config.training
-        stages, model = Stages(config, self.corpus), config.model
+        stages, model = Stages(config, self.corpus, self.programs), config.model
         self.own.write_config(config)
         manifest = make_manifest(self.labels.run_id, config, self.corpus.name, self.corpus.digest)
-        self.own.write_manifest(manifest | stages.of(model).program.stated())
+        cohort = {"cohort": self.programs.stated()}
+        self.own.write_manifest(manifest | stages.of(model).program.stated() | cohort)
         recorder.start(corpus_digest=self.corpus.digest, **figures_of(model, stages.cost(model)))
         cuts = cut_steps(config)
 
@@ -223,7 +230,7 @@ class _Run:
             while step < training.steps:
                 n = min(training.steps_per_dispatch, _next_stop(config, cuts, step) - step)
                 given = stage.program.given()
-                tokens = stage.program.batches(self.stream, step, n, stages.room)
+                tokens = stage.program.batches(self.stream, step, n, stage.room)
                 stop_asked = ask()
                 state, metrics = stage.dispatch(state, tokens, n, given)
                 if pending is not None:  # read the last dispatch's metrics while this one runs

@@ -17,6 +17,7 @@ from wmresearch.head_output import kind_of
 from wmresearch.model.cost import Cost
 from wmresearch.training.diagnostics import Diagnostics, layer_means
 from wmresearch.training.evaluation import Evaluation
+from wmresearch.training.failures import Failure
 from wmresearch.training.run_directory import RunDirectory, RunLabels, State
 from wmresearch.training.speed import Speed
 from wmresearch.training.spikes import IN_A_ROW
@@ -169,12 +170,14 @@ class Recorder:
         """The test split was evaluated, once, at the end."""
         self._figures["test_loss"] = result.loss
 
-    def finish(self, state: State, reason: str | None, started: float) -> dict[str, Any]:
+    def finish(
+        self, state: State, reason: str | None, started: float, failure: Failure | None = None
+    ) -> dict[str, Any]:
         """Writes the end of the run and returns its summary. `wall_seconds` adds up over the run's starts."""
         self._figures["wall_seconds"] += time.monotonic() - started
         self._figures["tokens_per_second"] = self._speed.tokens_per_second
         self._figures["training_flops"] = self._flops_so_far()
-        summary = self._write_summary(state, reason)
+        summary = self._write_summary(state, reason, failure)
         if self._tracker is not None:
             self._tracker.finish(summary, exit_code=0 if state == "finished" else 1)
         self._tell(state, force=True, state=state, reason=reason)
@@ -202,8 +205,9 @@ class Recorder:
         if self._tracker is not None:
             self._tracker.log(step, values)
 
-    def _write_summary(self, state: State, reason: str | None = None) -> dict[str, Any]:
-        return self._directory.write_summary(self._labels, self._config, state, reason=reason, **self._figures)
+    def _write_summary(self, state: State, reason: str | None = None, failure: Failure | None = None) -> dict[str, Any]:
+        told = {"reason": reason, "failure": failure}
+        return self._directory.write_summary(self._labels, self._config, state, **told, **self._figures)
 
     def _tell(self, message: str, *, force: bool = False, state: State = "running", reason: str | None = None) -> None:
         now = time.monotonic()

@@ -31,17 +31,18 @@ import numpy as np
 from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
 from wmresearch.config.custom_file import read_code
 from wmresearch.config.head_output import CustomConfig
+from wmresearch.training.failures import Failure
 from wmresearch.training.files import json_line, read_json, write_atomically, write_json
-from wmresearch.training.run_lock import hold
+from wmresearch.training.run_lock import RunBusyError, hold
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
 FINAL: tuple[State, ...] = ("finished", "diverged")
 """States in which there is nothing left to do."""
 
 _SUMMARY_KEYS = (
-    "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
-    "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
-    "head_output_parameters", "head_output_nonzeros", "total_rank", "masked_dense", "flops_per_token",
+    "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "failure", "step", "train_loss",
+    "validation_loss", "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest",
+    "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank", "masked_dense", "flops_per_token",
     "training_flops", "tokens_per_second", "wall_seconds",
 )  # fmt: skip
 
@@ -104,6 +105,14 @@ class RunDirectory:
             names = (self.path.with_name(f"{self.path.name}.old-{number}") for number in itertools.count(1))
             aside = next(path for path in names if not path.exists())
         return self.path.rename(aside)
+
+    def is_busy(self) -> bool:
+        """Whether a process is at work in it now."""
+        try:
+            with self.locked():
+                return False
+        except RunBusyError:
+            return True
 
     def is_held(self) -> bool:
         """Whether a process may hold it, as far as the folder says: one that it was, or is, held in."""
@@ -168,13 +177,15 @@ class RunDirectory:
         write_json(self.path / "summary.json", summary)
         return summary
 
-    def write_failure(self, labels: RunLabels, config: RunConfig, reason: str, details: str | None = None) -> None:
+    def write_failure(
+        self, labels: RunLabels, config: RunConfig, reason: str, failure: Failure, details: str | None = None
+    ) -> None:
         """Marks a run as failed from outside: what its summary knows of model, corpus and step is kept."""
         old = self.summary()
         kept = {key: old[key] for key in _KEPT_ON_FAILURE if key in old}
         if details is not None:
             self.write_error(details)
-        self.write_summary(labels, config, "failed", **kept, reason=reason)
+        self.write_summary(labels, config, "failed", **kept, reason=reason, failure=failure)
 
     def write_error(self, details: str) -> None:
         write_atomically(self.path / "error.txt", details)

@@ -12,6 +12,7 @@ import numpy as np
 from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.model import ModelConfig
+from wmresearch.config.traced import program_key
 from wmresearch.data import TokenizedCorpus
 from wmresearch.head_output.rank_layout import RankLayout
 from wmresearch.head_output.weights import Params
@@ -21,6 +22,7 @@ from wmresearch.training import rank_cut
 from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_diagnostics
 from wmresearch.training.evaluation import Evaluation, make_evaluator
 from wmresearch.training.program import Program, make_program
+from wmresearch.training.shared import Shared
 from wmresearch.training.step import Dispatch, TrainState
 
 
@@ -29,6 +31,8 @@ class Stage:
     """What a run computes with."""
 
     program: Program
+    room: int
+    """Steps that one dispatch has room for."""
     dispatch: Dispatch
     validate: Callable[[Params], Evaluation]
     test: Callable[[Params], Evaluation] | None
@@ -38,24 +42,25 @@ class Stage:
 
 @dataclass
 class Stages:
-    """The stages of a run, each made once: models whose heads lie in equal layouts share one, and compile once."""
+    """The stages of a run, each made once: models whose heads lie in equal layouts share one, and compile once.
+
+    So do the runs of a cohort, whose programs are equal.
+    """
 
     config: RunConfig
     corpus: TokenizedCorpus
-    made: dict[Any, Stage] = field(default_factory=dict)
+    shared: Shared = field(default_factory=Shared)
 
     @property
-    def room(self) -> int:
-        """Steps that one dispatch has room for."""
+    def _room(self) -> int:
         per_dispatch = min(self.config.training.steps_per_dispatch, self.config.training.steps)
         return max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
 
     def of(self, model: ModelConfig) -> Stage:
         """The stage of a model of this run."""
-        key = _layout(model)
-        if key not in self.made:
-            self.made[key] = self._make(self._program(model))
-        return self.made[key]
+        key = program_key(self.config), _layout(model)
+        config = self.config.model_copy(update={"model": model})
+        return self.shared.stage(key, config, lambda: self._make(self._program(model)))
 
     def cost(self, model: ModelConfig) -> Cost:
         return model_cost(model, self.corpus.tokenizer.vocab_size)
@@ -89,7 +94,8 @@ class Stages:
         decay = effective_decay(self.config.optimizer, program.transformer)
         return Stage(
             program,
-            program.dispatch(self.room),
+            self._room,
+            program.dispatch(self._room),
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
             lambda params: measure(program.gathered(params)),

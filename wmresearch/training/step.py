@@ -221,8 +221,16 @@ def make_dispatch(
 ) -> Dispatch:
     """Up to `size` steps in one call of one compiled program; the state's buffers are reused (donated).
 
-    The number of steps is an argument, so that a dispatch cut short by an evaluation needs no second compilation.
     `shardings` are those of a state that several devices divide; `everywhere` is that of what each of them has.
+    """
+    out = None if shardings is None else (shardings, everywhere)
+    return jax.jit(make_steps(step, size, shardings), donate_argnums=0, out_shardings=out)
+
+
+def make_steps(step: Step, size: int, shardings: TrainState | None = None) -> Dispatch:
+    """Up to `size` steps, to be compiled as one program.
+
+    Their number is an argument, so that a dispatch cut short by an evaluation needs no second compilation.
     """
 
     def dispatch(state: TrainState, tokens: Int[Array, "k b t1"], n: int, given: Given) -> tuple[TrainState, Metrics]:
@@ -238,8 +246,7 @@ def make_dispatch(
 
         return jax.lax.fori_loop(0, n, body, (state, empty))
 
-    out = None if shardings is None else (shardings, everywhere)
-    return jax.jit(dispatch, donate_argnums=0, out_shardings=out)
+    return dispatch
 
 
 Evaluate: TypeAlias = Callable[

@@ -1,0 +1,135 @@
+"""Runs trained together by one program: each is what it is alone."""
+
+import json
+import threading
+
+import pytest
+
+from tests.training.examples import config, final_state, same
+from wmresearch.config.traced import numbers, program_key, with_numbers
+from wmresearch.training.interruption import StopRequest
+from wmresearch.training.loop import train
+from wmresearch.training.shared import Shared
+
+PENALIZED = {
+    "model__head_output": {"kind": "factorized", "rank": 3},
+    "model__dropout": 0.1,
+    "optimizer__frobenius_decay": 0.01,
+    "optimizer__decay_of": {"mlp": 0.3},
+    "penalties": [
+        {"kind": "nuclear", "strength": 0.1, "step": "proximal"},
+        {"kind": "head_overlap", "strength": 0.2, "every": 2},
+        {"kind": "frobenius", "target": {"value": 2.0}},
+    ],
+}
+CASES = {
+    "AdamW": {},
+    "penalties": PENALIZED,
+    "Muon": {"optimizer__kind": "muon", "optimizer__adam_learning_rate": 3e-3},
+    "found ranks": {
+        "model__head_output": {
+            "kind": "dynamic_rank", "rank": 4, "total_rank": 5, "compact_at": [8], "fine_tune_steps": 6,
+            "method": {"kind": "hard_concrete"},
+        }
+    },
+    "exchanged masks": {
+        "model__head_output": {"kind": "sparse", "density": 0.4, "method": {"kind": "rigl", "every": 3}},
+    },
+}  # fmt: skip
+
+
+def members(text, **changes):
+    """Runs that differ in seed, learning rate, and decay."""
+    rates = [(0, 1e-2, 0.1), (1, 3e-3, 0.1), (2, 1e-2, 0.5), (3, 3e-2, 0.2)]
+    return [
+        config(text, **changes, seed=seed, optimizer__learning_rate=rate, optimizer__weight_decay=decay)
+        for seed, rate, decay in rates
+    ]
+
+
+def train_side_by_side(runs, folder, shared):
+    """Trains runs on a thread each, with common programs; returns their summaries."""
+    found = {}
+
+    def work(index, run):
+        try:
+            found[index] = train(run, folder / str(index), stop=StopRequest(), programs=shared)
+        finally:
+            shared.leave()
+
+    threads = [threading.Thread(target=work, args=item) for item in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[index] for index in range(len(runs))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_member_has_the_bits_of_the_run_alone(case, text, tmp_path):
+    runs = members(text, **CASES[case])
+    shared = Shared(4, 4)
+    together = train_side_by_side(runs, tmp_path / "together", shared)
+    for index in (1, 3):
+        folder = tmp_path / "together" / str(index)
+        alone = train(runs[index], tmp_path / "alone" / str(index))
+        timing = ("wall_seconds", "tokens_per_second")
+        assert {k: v for k, v in together[index].items() if k not in timing} == {
+            k: v for k, v in alone.items() if k not in timing
+        }
+        for name in ("metrics.jsonl", "diagnostics.jsonl"):
+            assert (folder / name).read_bytes() == (tmp_path / "alone" / str(index) / name).read_bytes(), name
+        if case != "found ranks":  # of a shape that the config does not say
+            assert same(final_state(folder, runs[index]), final_state(tmp_path / "alone" / str(index), runs[index]))
+    losses = [summary["validation_loss"] for summary in together]
+    assert len(set(losses)) == 4, "the numbers and seeds are the members' own"
+    manifest = json.loads((tmp_path / "together" / "0" / "manifest.json").read_text())
+    assert manifest["cohort"] == {"runs": 4, "side_by_side": 4, "batching": "map"}
+
+
+def test_a_batched_cohort_rounds_otherwise_and_no_more(text, tmp_path):
+    for precision, steps, tolerance in (("float32", 10, 1e-5), ("float64", 60, 1e-9)):
+        types = {"model__dtype": precision, "model__param_dtype": precision}
+        runs = members(text, **types, training__steps=steps, training__log_every=1)
+        folder = tmp_path / precision
+        together = train_side_by_side(runs, folder, Shared(4, 4, "vmap"))
+        assert [summary["state"] for summary in together] == ["finished"] * 4
+        for index in (1, 3):
+            train(runs[index], folder / "alone" / str(index))
+            want, got = (
+                [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+                for path in (folder / "alone" / str(index), folder / str(index))
+            )
+            assert len(got) == len(want)
+            for one, other in zip(got, want, strict=True):
+                assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("batching", ["map", "vmap"])
+def test_a_member_that_diverges_or_is_done_takes_no_other_with_it(batching, text, tmp_path):
+    runs = members(text, optimizer__clip_norm=None)
+    runs[1] = config(text, optimizer__clip_norm=None, seed=1, optimizer__learning_rate=1e25)
+    assert program_key(runs[1]) == program_key(runs[0])
+    train(runs[2], tmp_path / "2")
+    together = train_side_by_side(runs, tmp_path, Shared(4, 4, batching))
+    assert [summary["state"] for summary in together] == ["finished", "diverged", "finished", "finished"]
+    assert together[1]["failure"] == "diverged"
+
+
+def test_numbers_are_what_programs_are_given(text):
+    one, *others = members(text, **PENALIZED)
+    assert with_numbers(one, numbers(one)) == one
+    assert set(numbers(one)) == {
+        "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.frobenius_decay", "optimizer.decay_of.mlp",
+        "penalties.0.strength", "penalties.1.strength",
+    }  # fmt: skip
+    assert {program_key(other) for other in others} == {program_key(one)}
+    changes = [
+        {"optimizer__weight_decay": 0.0},  # the program lacks the decay
+        {"training__steps": 21},
+        {"optimizer__schedule": "linear"},
+        {"model__d_model": 32},
+        {"execution": {"cohort": "vmap"}},
+    ]
+    keys = {program_key(config(text, **(PENALIZED | change))) for change in changes}
+    assert len(keys) == len(changes) and program_key(one) not in keys

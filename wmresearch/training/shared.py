@@ -1,0 +1,149 @@
+"""What the runs of a cohort share: their compiled functions, each made once, whichever run comes to it first.
+
+A cohort's runs differ only in seed and numbers, which their programs take as arguments (`config.traced`). Each is
+trained by the ordinary loop, on a thread of its own. By `map` a run's dispatches are calls of the program that it would
+compile alone, so its results are the same to the last bit. By `vmap` the dispatches of all runs are one call of a
+batched program, which rounds otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from wmresearch.config import RunConfig
+from wmresearch.training.step import Given, Metrics, Step, TrainState, make_steps
+
+if TYPE_CHECKING:
+    from wmresearch.training.stage import Stage
+
+Batching = Literal["map", "vmap"]
+
+
+class Shared:
+    """The stages of a cohort's runs, by what they are compiled from."""
+
+    def __init__(self, runs: int = 1, side_by_side: int = 1, batching: Batching = "map") -> None:
+        self.runs, self.side_by_side, self.batching = runs, side_by_side, batching
+        self._lock = threading.Lock()
+        self._stages: dict[Any, Stage] = {}
+        self._abreast: list[Abreast] = []
+
+    def stated(self) -> dict[str, Any]:
+        """What a run's manifest says of its cohort."""
+        return {"runs": self.runs, "side_by_side": self.side_by_side, "batching": self.batching}
+
+    def stage(self, key: Any, config: RunConfig, make: Callable[[], Stage]) -> Stage:
+        """The stage of a key, as a run of this config has it; made where it is not there."""
+        with self._lock:
+            if key not in self._stages:
+                self._stages[key] = self._compiled_once(make())
+        found = self._stages[key]
+        return replace(found, program=replace(found.program, config=config))
+
+    def leave(self) -> None:
+        """A run has ended: no other waits for it."""
+        for abreast in self._abreast:
+            abreast.leave()
+
+    def _compiled_once(self, stage: Stage) -> Stage:
+        dispatch = stage.dispatch
+        if self.batching == "vmap":
+            self._abreast.append(Abreast(stage.program.step, stage.room, self.side_by_side))
+            dispatch = self._abreast[-1]
+        return replace(
+            stage,
+            dispatch=first_alone(dispatch) if self.batching == "map" else dispatch,
+            validate=first_alone(stage.validate),
+            test=stage.test and first_alone(stage.test),
+            measure=first_alone(stage.measure),
+            decay=first_alone(stage.decay),
+        )
+
+
+def first_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which other threads do not call before its first call has returned: so it is compiled once."""
+    lock, called = threading.Lock(), threading.Event()
+
+    def call(*arguments: Any) -> Any:
+        if called.is_set():
+            return function(*arguments)
+        with lock:
+            found = function(*arguments)
+            called.set()
+            return found
+
+    return call
+
+
+class Abreast:
+    """The dispatches of runs on their own threads as one call of one batched program.
+
+    A run waits until all that are still trained have asked. Places of runs that have ended are filled with a copy of
+    another, which takes no step, so that the program stays the same.
+    """
+
+    def __init__(self, step: Step, room: int, runs: int) -> None:
+        self._call = _make_batched(step, room)
+        self._runs = self._training = runs
+        self._changed = threading.Condition()
+        self._asked: list[_Request] = []
+
+    def __call__(
+        self, state: TrainState, tokens: Int[Array, "k b t1"], n: int, given: Given
+    ) -> tuple[TrainState, Metrics]:
+        own = _Request((state, tokens, n, given))
+        with self._changed:
+            self._asked.append(own)
+            self._answer_all()
+            while own.answer is None:
+                self._changed.wait()
+        if isinstance(own.answer, BaseException):
+            raise own.answer
+        return own.answer
+
+    def leave(self) -> None:
+        """A run has ended."""
+        with self._changed:
+            self._training -= 1
+            self._answer_all()
+
+    def _answer_all(self) -> None:
+        """Where all that are still trained have asked."""
+        if not self._asked or len(self._asked) < self._training:
+            return
+        asked, self._asked = self._asked, []
+        state, tokens, _, given = asked[0].arguments
+        filled = [request.arguments for request in asked]
+        filled += [(state, tokens, 0, given)] * (self._runs - len(asked))
+        try:
+            answers: list[Any] = self._call(*map(list, zip(*filled, strict=True)))
+        except BaseException as error:  # each run fails of it
+            answers = [error] * len(asked)
+        for request, answer in zip(asked, answers, strict=False):
+            request.answer = answer
+        self._changed.notify_all()
+
+
+class _Request:
+    def __init__(self, arguments: tuple[TrainState, Array, int, Given]) -> None:
+        self.arguments = arguments
+        self.answer: tuple[TrainState, Metrics] | BaseException | None = None
+
+
+def _make_batched(step: Step, room: int) -> Callable[..., list[tuple[TrainState, Metrics]]]:
+    """Lists of states, batches, numbers of steps and what is given → the new states and metrics."""
+    several = jax.vmap(make_steps(step, room))
+
+    def call(states: list[Any], tokens: list[Any], n: list[Any], given: list[Any]) -> list[tuple[TrainState, Metrics]]:
+        stacked = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *items) for items in (states, tokens, n, given))
+        found = several(*stacked)
+        return [jax.tree.map(lambda leaf, index=index: leaf[index], found) for index in range(len(states))]
+
+    return jax.jit(call)
