@@ -1,12 +1,11 @@
 """Whole sweeps in real worker processes: what fails, dies, is stopped or is started twice."""
 
-import io
-import json
 import os
 import re
 import shlex
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -56,10 +55,17 @@ def test_what_dies_fails_or_diverges_takes_nothing_else_with_it(tmp_path, capfd,
     folders = {run.arm: directory / run.run_id for run in make_plan(file).runs}
     (folders["broken"] / "metrics.jsonl").mkdir(parents=True)  # in the way
 
+    killed_once = []
+
     def kill():
+        """Each worker that comes to it."""
         run = RunDirectory(folders["killed"])
-        wait_until(run.status)
-        os.kill(int(run.status()["process"].split()[1]), signal.SIGKILL)
+        while run.state() != "failed":
+            process = (run.status() or {}).get("process")
+            if run.state() == "running" and process not in (None, *killed_once):
+                killed_once.append(process)
+                os.kill(int(process.split()[1]), signal.SIGKILL)
+            time.sleep(0.005)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -70,7 +76,9 @@ def test_what_dies_fails_or_diverges_takes_nothing_else_with_it(tmp_path, capfd,
         ("killed", 0): "failed", ("broken", 0): "failed", ("diverging", 0): "diverged", ("plain", 0): "finished",
     }  # fmt: skip
     killed, broken = (RunDirectory(folders[arm]).summary() for arm in ("killed", "broken"))
+    assert len(killed_once) == 2, "it is tried once more, with a worker for itself"
     assert "was killed by SIGKILL" in killed["reason"] and str(directory / "worker.log") in killed["reason"]
+    assert (killed["failure"], broken["failure"]) == ("killed", "error")
     assert killed["parameters"] == broken["parameters"] > 0, "what was known is kept"
     assert broken["reason"].startswith("IsADirectoryError")
     assert "IsADirectoryError" in (folders["broken"] / "error.txt").read_text()
@@ -156,9 +164,9 @@ def test_a_run_whose_text_is_gone_since_the_plan_fails_and_says_so(change, tmp_p
         (tmp_path / "text.txt").unlink()
     else:
         (tmp_path / "text.txt").write_text("another text\n" * 300)
-    run, answers = read_plan(directory)["runs"][0], io.StringIO()
-    assert worker.train_one(directory, "mini", run, answers, StopRequest())
-    assert json.loads(answers.getvalue()) == {"run_id": run["run_id"], "state": "failed"}
+    run = read_plan(directory)["runs"][0]
+    answer = worker.train_one(directory, "mini", run, StopRequest())
+    assert answer == {"run_id": run["run_id"], "state": "failed", "failure": "bad_config"}
     folder = RunDirectory(directory / run["run_id"])
     summary = folder.summary()
     assert summary["state"] == "failed" and summary["arm"] == run["arm"]

@@ -34,6 +34,7 @@ class Shared:
         self._lock = threading.Lock()
         self._stages: dict[Any, Stage] = {}
         self._abreast: list[Abreast] = []
+        self._left = 0
 
     def stated(self) -> dict[str, Any]:
         """What a run's manifest says of its cohort."""
@@ -49,13 +50,15 @@ class Shared:
 
     def leave(self) -> None:
         """A run has ended: no other waits for it."""
-        for abreast in self._abreast:
-            abreast.leave()
+        with self._lock:
+            self._left += 1
+            for abreast in self._abreast:
+                abreast.leave()
 
     def _compiled_once(self, stage: Stage) -> Stage:
         dispatch = stage.dispatch
         if self.batching == "vmap":
-            self._abreast.append(Abreast(stage.program.step, stage.room, self.side_by_side))
+            self._abreast.append(Abreast(stage.program.step, stage.room, self.side_by_side, self._left))
             dispatch = self._abreast[-1]
         return replace(
             stage,
@@ -89,9 +92,9 @@ class Abreast:
     another, which takes no step, so that the program stays the same.
     """
 
-    def __init__(self, step: Step, room: int, runs: int) -> None:
+    def __init__(self, step: Step, room: int, runs: int, ended: int = 0) -> None:
         self._call = _make_batched(step, room)
-        self._runs = self._training = runs
+        self._runs, self._training = runs, runs - ended
         self._changed = threading.Condition()
         self._asked: list[_Request] = []
 
