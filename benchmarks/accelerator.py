@@ -7,7 +7,8 @@ Forward pass, backward pass, clipping and AdamW, computed in bfloat16 on paramet
 first device alone. MFU is what the mathematics needs (6 operations for each parameter in a matrix product and token,
 and causal attention at half of the context) over step time and the device's published rate of dense bfloat16. The same
 is given over the rate of a large matrix product, which takes turns with the models. Where the memory does not suffice,
-the batch is halved, for all contestants of a size alike.
+the batch is halved, for all contestants of a size alike. A cohort (runs that share a program) is timed by `map` and by
+`vmap`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +34,17 @@ from wmresearch.config import RunConfig
 from wmresearch.model.cost import model_cost
 from wmresearch.reports.bench import held, model_flops_per_step
 from wmresearch.training.program import make_program
+from wmresearch.training.shared import make_batched
 from wmresearch.training.step import make_dispatch
 
 SIZES = {
     "tiny": {"d_model": 64, "n_layers": 1, "n_heads": 2, "context": 64, "bias": False},
     "30M": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context": 1024},
     "124M": {"d_model": 768, "n_layers": 12, "n_heads": 12, "context": 1024},
+}
+COHORT = {
+    "tiny": {"d_model": 32, "n_layers": 1, "n_heads": 2, "context": 32, "batch": 2},
+    "small": {"d_model": 128, "n_layers": 4, "n_heads": 4, "context": 128, "batch": 16},
 }
 GPT2_VOCAB, TINY_VOCAB = 50257, 256
 STEPS, PRODUCTS = 8, 8
@@ -165,6 +172,41 @@ def section(size: str, batch: int, vocab: int, rounds: int, rows: int) -> list[s
     return [*lines, ""]
 
 
+def cohort_section(runs: int, rounds: int, size: str) -> list[str]:
+    """Runs that share a program: their dispatches one after another (`map`), and as one batched call (`vmap`)."""
+    shape, steps = COHORT[size], 16
+    config = our_config(shape, {"kind": "standard"}, dtype="bfloat16")
+    program = make_program(config, TINY_VOCAB)
+    tokens = jnp.zeros((steps, shape["batch"], shape["context"] + 1), jnp.int32)
+    given = [replace(program, config=config.model_copy(update={"seed": seed})).given() for seed in range(runs)]
+    alone, together = make_dispatch(program.step, steps), make_batched(program.step, steps)
+    states = {way: [program.initial_state() for _ in range(runs)] for way in ("map", "vmap")}
+
+    def one_after_another() -> None:
+        made = [alone(state, tokens, steps, own) for state, own in zip(states["map"], given, strict=True)]
+        states["map"] = [state for state, _ in made]
+        jax.block_until_ready(states["map"])
+
+    def at_once() -> None:
+        made = together(states["vmap"], [tokens] * runs, [steps] * runs, given)
+        states["vmap"] = [state for state, _ in made]
+        jax.block_until_ready(states["vmap"])
+
+    times = measure({"map": one_after_another, "vmap": at_once}, rounds, steps)
+    ratio = statistics.median(a / b for a, b in zip(times["map"], times["vmap"], strict=True))
+    model = f"d {shape['d_model']}, {shape['n_layers']} layers, {shape['n_heads']} heads"
+    return [
+        f"## A cohort of {runs}: {model}, batch {shape['batch']} × {shape['context']}",
+        "",
+        "| way | a step of all runs, ms (middle half) |",
+        "| --- | ---: |",
+        *(f"| {way} | {spread(times[way])} |" for way in times),
+        "",
+        f"Batched, a step is {ratio:.2f} times as fast. `map` is also what runs one after another take.",
+        "",
+    ]
+
+
 def device_lines() -> list[str]:
     """The device, and what its maker says of it."""
     device = jax.devices()[0]
@@ -186,6 +228,7 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["30M", "124M"])
     parser.add_argument("--batch", type=int, default=16, help="sequences, where they fit")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cohort", type=int, default=8, help="runs trained together; 0 leaves them out")
     parser.add_argument("--vocab", type=int, help=f"instead of {GPT2_VOCAB}: 50304 is a multiple of 128")
     parser.add_argument("--product", type=int, help="rows of the matrices whose product is timed (8192, tiny: 256)")
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
@@ -208,6 +251,8 @@ def main() -> None:
             size, options.batch, vocab, options.rounds, options.product or (256 if size == "tiny" else 8192)
         )
         gc.collect()
+    if options.cohort:
+        page += cohort_section(options.cohort, options.rounds, "tiny" if "tiny" in options.size else "small")
     put_out([*page, *peak_lines()], options.out)
 
 

@@ -93,7 +93,7 @@ class Abreast:
     """
 
     def __init__(self, step: Step, room: int, runs: int, ended: int = 0) -> None:
-        self._call = _make_batched(step, room)
+        self._call = make_batched(step, room)
         self._runs, self._training = runs, runs - ended
         self._changed = threading.Condition()
         self._asked: list[_Request] = []
@@ -140,7 +140,7 @@ class _Request:
         self.answer: tuple[TrainState, Metrics] | BaseException | None = None
 
 
-def _make_batched(step: Step, room: int) -> Callable[..., list[tuple[TrainState, Metrics]]]:
+def make_batched(step: Step, room: int) -> Callable[..., list[tuple[TrainState, Metrics]]]:
     """Lists of states, batches, numbers of steps and what is given → the new states and metrics."""
     several = jax.vmap(make_steps(step, room))
 
