@@ -1,7 +1,9 @@
-"""Sweeps from Python, by the algebra of sweep files: settings are dictionaries of dotted keys, and lists of them add.
+"""Sweeps from Python, by the algebra of sweep files: a setting is a dictionary of dotted keys, a list of them a sum.
 
-settings = product(grid({"optimizer.learning_rate": [1e-3, 2e-3]}), zipped({"model.n_heads": [2, 4], …}))
-configs = runs(load_run("tiny"), settings + [{"model.head_output": "none"}], seeds=[0, 1, 2])
+    settings = product(grid({"optimizer.learning_rate": [1e-3, 2e-3]}), [{}, {"model.head_output": "none"}])
+    configs = runs(load_run("tiny"), settings, seeds=[0, 1, 2])
+
+are twelve runs.
 """
 
 from __future__ import annotations
@@ -57,10 +59,16 @@ def changed(base: RunConfig, setting: Setting) -> RunConfig:
 
 
 def runs(base: RunConfig, settings: Iterable[Setting], seeds: Sequence[int] = (0,)) -> list[RunConfig]:
-    """settings × seeds, in this order.
+    """All settings × seeds, in this order.
 
     Raises:
         ConfigError: with everything that is wrong with the first setting that is not valid.
     """
     configs = (changed(base, setting) for setting in settings)
     return [config.model_copy(update={"seed": seed}) for config in configs for seed in seeds]
+
+
+def counterpart(setting: Setting, candidates: Iterable[Setting]) -> Setting | None:
+    """The largest of the candidates that a setting contains: the baseline's, where an arm varies more than it."""
+    contained = [other for other in candidates if other.items() <= setting.items()]
+    return max(contained, key=len, default=None)
