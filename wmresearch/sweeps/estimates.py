@@ -17,6 +17,8 @@ from wmresearch.training.program import make_program
 from wmresearch.training.runtime import prepare_runtime
 from wmresearch.training.step import make_dispatch
 
+_AROUND_A_CHECKPOINT = 100_000
+"""Bytes that a checkpoint has beside its arrays."""
 _METRICS_LINE = 160
 _HEAD_LINE = 250
 """Bytes of a line of metrics, and of one head in a line of diagnostics with its part of a file of spectra."""
@@ -75,7 +77,7 @@ def _bytes(config: RunConfig) -> int:
     logs = training.steps // training.log_every * _METRICS_LINE
     if training.diagnostics:
         logs += (evaluations + 1) * model.n_layers * model.n_heads * _HEAD_LINE
-    return state * kept + logs
+    return (state + _AROUND_A_CHECKPOINT) * kept + logs
 
 
 def _stored(leaf: object) -> bool:
