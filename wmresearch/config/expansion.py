@@ -168,7 +168,7 @@ def _factors(
         before = f"{owners['list']}list."
         entries = [_entry(entry, f"{before}{i}.", draft, problems) for i, entry in enumerate(chosen.list)]
         yield Factor("list", tuple(itertools.chain.from_iterable(entries)))
-    if chosen.random and examined.is_sound("random"):
+    if chosen.random and examined.is_sound("random") and not any(map(_broken, chosen.random.keys.values())):
         before = f"{owners['random']}random.keys."
         yield Factor(
             "random",
@@ -176,6 +176,10 @@ def _factors(
                 tuple(Value(key, value, before + key) for key, value in drawn.items()) for drawn in draws(chosen.random)
             ),
         )
+
+
+def _broken(how: Distribution) -> bool:
+    return any(True for _ in how.checks())
 
 
 def _column(key: str, values: Sequence[Any], path: str) -> list[Value]:

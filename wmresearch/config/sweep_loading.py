@@ -90,15 +90,15 @@ def load_sweep(
         if base is not None:
             for key, value in base_overrides.items():
                 base.set(key, value, Origin(COMMAND_LINE))
-            tune = sweep.tune if examined.is_sound("tune") else None
-            for arm, block in arms.items():
-                points = _tune_points(arm, block, tune.keys if tune else {}, draft, problems)
-                lengths = (len(factor.points) for factor in (*factors, *block.factors))
-                if math.prod(lengths) * len(points) > MAX_RUNS:
-                    place = draft.place(f"arms.{arm}")
-                    problems.append(Problem(*place, "", f"at most {MAX_RUNS:,} runs, and it has more"))
-                elif block.sound:
-                    runs += _runs(sweep, draft, base, arm, block, factors, points, ask_custom, problems)
+            keys = sweep.tune.keys if sweep.tune and examined.is_sound("tune") else {}
+            points = {arm: _tune_points(arm, block, keys, draft, problems) for arm, block in arms.items()}
+            sizes = [_size((*factors, *block.factors)) * len(points[arm]) for arm, block in arms.items()]
+            if (wanted := sum(sizes) * len(sweep.first_seeds)) > MAX_RUNS >= sweep.first_runs:
+                expected = f"at most {MAX_RUNS:,} runs in a sweep, and with what arms extend there are {wanted:,}"
+                problems.append(Problem(*draft.place("arms"), "", expected))
+            for arm, block in arms.items() if wanted <= MAX_RUNS >= sweep.first_runs else ():
+                if block.sound:
+                    runs += _runs(sweep, draft, base, arm, block, factors, points[arm], ask_custom, problems)
     if problems or sweep is None:
         raise ConfigError(list(dict.fromkeys(problems)))
     return sweep, runs
@@ -158,6 +158,10 @@ def _base_draft(draft: Draft, text: str) -> Draft:
     if not Path(path).is_file():
         raise ConfigError([missing_file(draft, "base", text, "the path of a run config, from this file")])
     return read_draft(Path(path))
+
+
+def _size(factors: Sequence[Factor]) -> int:
+    return math.prod(len(factor.points) for factor in factors)
 
 
 def _tune_points(

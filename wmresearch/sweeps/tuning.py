@@ -113,5 +113,6 @@ def _beyond(values: Sequence[float], side: int) -> float | None:
     value = end * factor
     if not math.isfinite(value):
         return None
-    whole = all(isinstance(item, int) for item in values)
-    return round(value) if whole else float(f"{value:.6g}")
+    if all(isinstance(item, int) for item in values):
+        return round(value) or None  # a whole number above 0 has none below 1
+    return float(f"{value:.6g}")
