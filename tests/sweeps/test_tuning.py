@@ -1,5 +1,6 @@
 """Which values are tried next: laws that hold whatever the losses are."""
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from wmresearch.sweeps.tuning import points, search
 
 RATES = [1.0, 2.0, 4.0, 8.0]
-ANY = lambda arm, point: True
+ANY = lambda _arm, _point: True
 
 
 def bowl(best):
@@ -27,7 +28,7 @@ def test_every_arm_tries_as_many_values_and_chooses_the_best_of_them(optima, lim
     for loss, arm in zip(losses, found, strict=True):
         values = arm.grid["rate"]
         assert values == sorted(set(values)) and set(RATES) <= set(values)
-        assert all(b / a == 2 for a, b in zip(values, values[1:], strict=False)), "the series goes on"
+        assert all(b / a == 2 for a, b in itertools.pairwise(values)), "the series goes on"
         assert arm.best == {"rate": min(values, key=loss)}
         assert (arm.edges == ("rate",)) == (arm.best["rate"] in (values[0], values[-1]))
         if arm.edges:
@@ -52,25 +53,25 @@ def test_two_keys_grow_by_whole_rows():
 
 
 def test_diverged_points_are_infinitely_bad_and_all_of_them_lead_down():
-    high = lambda arm, point: math.inf if point["rate"] > 0.5 else point["rate"]
+    high = lambda _, point: math.inf if point["rate"] > 0.5 else point["rate"]
     found, _ = search([{"rate": RATES}], high, 3, ANY)
     assert found[0].grid["rate"] == [0.125, 0.25, 0.5, *RATES]
     assert found[0].best == {"rate": 0.125} and found[0].edges == ("rate",)
-    found, _ = search([{"rate": RATES}], lambda arm, point: math.inf, 1, ANY)
+    found, _ = search([{"rate": RATES}], lambda _arm, _point: math.inf, 1, ANY)
     assert found[0].best == {"rate": 0.5}
 
 
 def test_zero_is_no_edge_below_and_words_have_none():
-    loss = lambda arm, point: point["decay"]
+    loss = lambda _, point: point["decay"]
     found, _ = search([{"decay": [0.0, 0.1, 0.2]}], loss, 2, ANY)
     assert (found[0].grid["decay"], found[0].edges) == ([0.0, 0.1, 0.2], ())
-    found, _ = search([{"norm": ["a", "b"]}], lambda arm, point: len(point), 2, ANY)
+    found, _ = search([{"norm": ["a", "b"]}], lambda _, point: len(point), 2, ANY)
     assert (found[0].grid["norm"], found[0].edges, found[0].best) == (["a", "b"], (), {"norm": "a"})
 
 
 def test_a_value_that_an_arm_cannot_have_is_replaced_by_one_at_the_other_end():
     found, _ = search(
-        [{"rate": RATES}] * 2, lambda arm, point: -point["rate"], 1, lambda arm, point: arm == 0 or point["rate"] < 9
+        [{"rate": RATES}] * 2, lambda _, point: -point["rate"], 1, lambda arm, point: arm == 0 or point["rate"] < 9
     )
     assert [arm.grid["rate"] for arm in found] == [[*RATES, 16.0], [0.5, *RATES]]
     assert found[1].best == {"rate": 8.0} and found[1].edges == ("rate",)
@@ -88,8 +89,9 @@ def test_an_arm_with_a_failed_run_holds_up_no_other():
 
 
 @pytest.mark.parametrize(
-    ("values", "grown"), [([1, 10], [1, 10, 100]), ([3e-4, 1e-3], [3e-4, 1e-3, 0.00333333]), ([0.0, 0.1], [0, 0.1, 0.2])]
+    ("values", "grown"),
+    [([1, 10], [1, 10, 100]), ([3e-4, 1e-3], [3e-4, 1e-3, 0.00333333]), ([0.0, 0.1], [0, 0.1, 0.2])],
 )
 def test_a_list_goes_on_by_the_ratio_of_its_last_two(values, grown):
-    found, _ = search([{"key": values}], lambda arm, point: -point["key"], 1, ANY)
+    found, _ = search([{"key": values}], lambda _, point: -point["key"], 1, ANY)
     assert found[0].grid["key"] == grown
