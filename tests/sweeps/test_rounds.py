@@ -121,8 +121,9 @@ def test_a_failed_or_diverged_tuning_run_is_said_and_the_others_go_on(tuned, tmp
 
 
 def test_a_dry_run_says_what_tuning_and_what_comes_after_take(tuned, capfd, tmp_path):
-    code, out, _ = wm(capfd, "sweep", tuned / "sweep.yaml", "--dry-run", "--dir", tmp_path / "none")
+    code, out, _ = wm(capfd, "sweep", tuned / "sweep.yaml", "--dry-run", "--measure", "--dir", tmp_path / "none")
     assert code == 0 and not (tmp_path / "none").exists()
+    assert "time a run" in out and out.count(" s\n") >= 2 and "on disk, " in out and "with 1 job" in out
     assert "4 runs in" in out and "then 4 to 6 report runs" in out and "model.d_mlp 64 → 7" in out
     code, out, _ = wm(capfd, "sweep", tuned / "sweep.yaml", "--dry-run", "--dir", tuned / "runs")
     assert code == 0 and out.count(" finished\n") == 12 and "report runs:" not in out
