@@ -12,12 +12,12 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
     folder = sweep()
     folder.fill()
     table = folder.table()
-    assert list(table) == ["sweep", "baseline", "rows", "manifest"]
+    assert list(table) == ["sweep", "baseline", "loss", "rows", "manifest"]
     assert (table["sweep"], table["baseline"]) == ("quickstart", "W_o")
     promised = """arm settings n planned finished diverged failed flags learning_rate
         validation_loss test_loss bits_per_byte delta parameters
         head_output_parameters head_output_nonzeros total_rank flops_per_token training_flops saves_compute
-        tokens_per_second"""
+        tokens_per_second adjusted tuned reach"""
     for row in table["rows"]:
         assert list(row) == promised.split()
         for key in ("validation_loss", "test_loss", "bits_per_byte"):

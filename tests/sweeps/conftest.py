@@ -2,13 +2,19 @@ import shutil
 
 import pytest
 
-from tests.sweeps.mini import mini_sweep
+from tests.sweeps.mini import mini_sweep, tuned_sweep
 
 
 @pytest.fixture(scope="session")
 def mini():
     """A sweep that was run; not to be changed."""
     return mini_sweep()
+
+
+@pytest.fixture(scope="session")
+def tuned():
+    """A sweep that tunes and was run; not to be changed."""
+    return tuned_sweep()
 
 
 @pytest.fixture

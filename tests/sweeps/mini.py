@@ -70,3 +70,23 @@ def mini_sweep() -> Path:
 def trainings(directory: Path) -> dict[str, int]:
     """Run → how often it was begun, as the folders that W&B made offline tell."""
     return {path.parent.name: len(list(path.rglob("offline-run-*"))) for path in directory.glob("*/wandb")}
+
+
+def tuned_sweep() -> Path:
+    """The folder of a sweep that tunes and matches, as `mini_sweep`; both arms' best rates lie on an edge at first."""
+    folder = cache_folder() / "tuned-sweep"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "code").exists():
+            base = tiny(Path("text.txt"), 6)
+            base["training"] |= {"evaluate_every": 3, "diagnostics": False}
+            rate = "optimizer.learning_rate"
+            arms = {"W_o": ARMS["W_o"], "W_M rank 3": ARMS["W_M rank 3"] | {"tune": {rate: [2e-3, 4e-3]}}}
+            tune = {"keys": {rate: [5e-4, 1e-3]}, "extend": 1}
+            more = {"tune": tune, "seeds": {"tune": [7], "report": SEEDS}, "match": "parameters", "reach": True}
+            file = write_sweep(folder, "tuned", base, arms=arms, **more)
+            process = start_wm("sweep", file, "--dir", folder / "runs", cwd=folder)
+            out, err = process.communicate(timeout=600)
+            (folder / "out").write_text(out + err, encoding="utf-8")
+            (folder / "code").write_text(str(process.returncode), encoding="utf-8")
+    return folder

@@ -81,28 +81,31 @@ def sweep(
     directory: Annotated[Path | None, typer.Option("--dir", help="Where the runs lie; runs/NAME unless given.")] = None,
     launcher: Annotated[Launcher, typer.Option(help="Where runs are trained.")] = Launcher.local,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and train none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they take; train none.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a step of each arm.")] = False,
 ) -> None:
     """Train every run of a sweep that is missing; start it again to go on."""
-    from wmresearch.reports.listings import plan_listing
     from wmresearch.sweeps.launchers import LocalLauncher
-    from wmresearch.sweeps.plan import make_plan
-    from wmresearch.sweeps.store import settings_text, statuses, write_plan
+    from wmresearch.sweeps.plan import extended, make_plan, results_in
+    from wmresearch.sweeps.rounds import train_all
+    from wmresearch.sweeps.store import settings_text, statuses
 
     del launcher  # there is one so far
     line = ProgressLine()
     plan = make_plan(file, overrides or [], lambda message: line.update(message, force=True))
     directory = directory or Path("runs") / plan.sweep.name
     if dry_run:
+        from wmresearch.reports.planned import plan_listing
+
+        say = (lambda message: line.update(message, force=True)) if measure else None
+        listing = plan_listing(extended(plan, results_in(directory)), directory, jobs, say)
         line.close()
-        sys.stdout.write(plan_listing(plan, directory))
+        sys.stdout.write(listing)
         return
-    write_plan(directory, plan)
     started = time.monotonic()
-    before = steps_done(directory)
-    completed = LocalLauncher(directory, jobs).run(
-        lambda: line.update(sweep_progress(directory, plan.sweep.name, started, before))
-    )
+    before = steps_done(directory) if (directory / "sweep.json").exists() else 0
+    watch = lambda: line.update(sweep_progress(directory, plan.sweep.name, started, before))
+    completed = train_all(plan, directory, lambda: LocalLauncher(directory, jobs).run(watch))
     line.close()
     runs = statuses(directory)
     finished = sum(run.state == "finished" for run in runs)

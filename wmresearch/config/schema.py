@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from wmresearch.config.run import RunConfig
 from wmresearch.config.sweep import SweepConfig
+from wmresearch.config.variation import ArmOptions
 
 _REF = "#/$defs/"
 _SHORT_START_KEYS: dict[str, dict[str, Any]] = {
@@ -38,16 +39,27 @@ def run_schema() -> dict[str, Any]:
 
 
 def sweep_schema() -> dict[str, Any]:
-    """The JSON schema of a sweep, in which the keys of arms and grid are the dotted paths of a run config."""
-    _, both = models_json_schema([(RunConfig, "validation"), (SweepConfig, "validation")])
+    """The JSON schema of a sweep, in which the keys of arms and of what varies are the dotted paths of a run config."""
+    _, both = models_json_schema([(each, "validation") for each in (RunConfig, SweepConfig, ArmOptions)])
     definitions = _with_names(both)["$defs"]
     sweep = definitions.pop("SweepConfig")
     keys = _dotted(definitions["RunConfig"], definitions)
-    arms, grid = sweep["properties"]["arms"], sweep["properties"]["grid"]["anyOf"][0]
     free = _free(keys)
     closed = {"type": "object", "additionalProperties": False}
-    arms["additionalProperties"] = closed | {"properties": keys, "patternProperties": free}
-    grid |= closed | {"properties": _lists(keys), "patternProperties": _lists(free)}
+    definitions["Lists"] = closed | {"properties": _lists(keys), "patternProperties": _lists(free), "minProperties": 1}
+    lists = {"$ref": _REF + "Lists"}
+    drawn = definitions["RandomDraws"]["properties"]["keys"]
+    drawn |= closed | {"properties": dict.fromkeys(keys, drawn["additionalProperties"])}
+    definitions["TuneConfig"]["properties"]["keys"] |= lists
+    options = definitions.pop("ArmOptions")["properties"]
+    for properties in (sweep["properties"], options):
+        for name in ("grid", "zip", *(["tune"] if properties is options else [])):
+            properties[name] |= {"anyOf": [lists, {"type": "null"}]}
+        budgets = definitions["MatchConfig"]["properties"]["budget"]["enum"]
+        properties["match"] = {"anyOf": [{"$ref": _REF + "MatchConfig"}, {"enum": budgets}]}
+        properties["list"]["anyOf"][0]["items"] = {"$ref": _REF + "Arm"}
+    definitions["Arm"] = closed | {"properties": keys | options, "patternProperties": free}
+    sweep["properties"]["arms"]["additionalProperties"] = {"$ref": _REF + "Arm"}
     used = _used(sweep, definitions)
     return _headed(sweep | {"$defs": {name: schema for name, schema in definitions.items() if name in used}})
 

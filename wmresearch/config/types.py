@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from wmresearch.config.base import Words
@@ -49,6 +49,11 @@ def steps_to(loc: Sequence[str | int], config_class: type[BaseModel]) -> list[St
     here: Any = config_class
     of_keys: Any = None  # what the last key itself had to be
     for key in loc:
+        named = next((option for option in _options(_bare(here)) if key in _tags(option)), None)
+        if named is not None:  # a union that is told apart by other than a kind
+            here = named
+            steps[-1] = replace(steps[-1], annotation=here)
+            continue
         found = members(here)
         tagged = next((member for member in found if len(found) > 1 and _kind(member) == key), None)
         bare, origin = _bare(here), get_origin(_bare(here))
@@ -139,6 +144,10 @@ def _kind(member: type[BaseModel]) -> str | None:
 
 def _options(bare: Any) -> list[Any]:
     return list(get_args(bare)) if get_origin(bare) in (Union, types.UnionType) else []
+
+
+def _tags(option: Any) -> list[str]:
+    return [item.tag for item in _parts(option)[1] if isinstance(item, Tag)]
 
 
 def _bare(annotation: Any) -> Any:

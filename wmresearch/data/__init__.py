@@ -4,7 +4,7 @@ from wmresearch.data.cache import build_once, cache_folder
 from wmresearch.data.catalog import CorpusRow, list_corpora, prepare
 from wmresearch.data.corpora import SplitSize, corpus_digest
 from wmresearch.data.stream import Stream, evaluation_windows
-from wmresearch.data.tokenized import SplitTokens, TokenizedCorpus, load_corpus
+from wmresearch.data.tokenized import SplitTokens, TokenizedCorpus, load_corpus, symbols_of
 from wmresearch.data.tokenizers import Tokenizer, vocab_size
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "list_corpora",
     "load_corpus",
     "prepare",
+    "symbols_of",
     "vocab_size",
 ]

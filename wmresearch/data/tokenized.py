@@ -13,7 +13,7 @@ from wmresearch.config import ConfigError, Problem
 from wmresearch.config.data import BpeTokenizer, DataConfig
 from wmresearch.data.cache import Report, build_once, cache_folder, unheard
 from wmresearch.data.corpora import PreparedCorpus, open_corpus
-from wmresearch.data.tokenizers import Tokenizer, make_tokenizer, tokenizer_from_json
+from wmresearch.data.tokenizers import Tokenizer, make_tokenizer, tokenizer_from_json, vocab_size
 
 FORMAT = 1
 """Raised when token folders change their layout, or a tokenizer its ids."""
@@ -41,6 +41,15 @@ class TokenizedCorpus:
     """sha256 (hex) over the names and text of the splits."""
     tokenizer: Tokenizer
     splits: dict[str, SplitTokens]
+
+
+def symbols_of(config: DataConfig) -> int:
+    """Symbols of a config's tokenizer; only where they depend on the corpus is the corpus read.
+
+    Raises:
+        ConfigError: as `load_corpus`.
+    """
+    return vocab_size(config.tokenizer) or load_corpus(config).tokenizer.vocab_size
 
 
 def load_corpus(config: DataConfig, report: Report | None = None) -> TokenizedCorpus:

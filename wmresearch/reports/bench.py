@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from wmresearch.config import RunConfig
+from wmresearch.data import symbols_of
 from wmresearch.model.cost import TRAINING_FACTOR, model_cost
-from wmresearch.reports.listings import vocabulary
 from wmresearch.training.manifest import device_name
 from wmresearch.training.program import make_program
 from wmresearch.training.runtime import prepare_runtime
@@ -43,7 +43,7 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
     peak_memory_bytes, device.
     """
     prepare_runtime(config)
-    vocab_size = vocabulary(config)
+    vocab_size = symbols_of(config.data)
     program = make_program(config, vocab_size)
     batch, context = config.data.batch_size, config.model.context
     draw = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def bench(config: RunConfig, rounds: int, report: Callable[[str], None]) -> dict
 
 def parameters_of(config: RunConfig) -> int:
     """Parameters of the model."""
-    return model_cost(config.model, vocabulary(config)).parameters
+    return model_cost(config.model, symbols_of(config.data)).parameters
 
 
 def _peak(compiled: Any) -> int:

@@ -17,14 +17,21 @@ def shown(table: Table) -> Shown:
 
 
 def columns(table: Table) -> list[Column]:
-    """Columns for people: grid keys that vary, and flags only where a row has one."""
-    found = [Column("arm", lambda row: row.arm, numeric=False)]
-    found += [setting_column(key, table.varied) for key in table.varied]
-    found += [
+    """Columns for people: keys that vary or are tuned first, flags only where a row has one."""
+    losses = [
         Column("validation loss", lambda row: _estimate(row.validation_loss)),
+        Column("test loss", lambda row: _estimate(row.test_loss)),
+    ]
+    compared, other = losses if table.loss == "validation_loss" else losses[::-1]
+    keys = (*table.varied, *tuned_keys(table))
+    found = [Column("arm", lambda row: row.arm, numeric=False)]
+    found += [setting_column(key, keys) for key in keys]
+    found += [
+        compared,
         Column(f"Δ to {table.baseline}", lambda row: _delta(row.delta, row.n)),
         Column("p (Holm)", lambda row: numbers.p_value(row.delta.p_holm if row.delta else None)),
-        Column("test loss", lambda row: _estimate(row.test_loss)),
+        *_at_baseline(table),
+        other,
         Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
         Column("parameters", lambda row: numbers.whole(row.parameters)),
         Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
@@ -32,6 +39,7 @@ def columns(table: Table) -> list[Column]:
         *_ranks(table),
         Column("cost/token", lambda row: numbers.flops(row.flops_per_token)),
         *([Column("training", lambda row: numbers.flops(row.training_flops))] if _ranks(table) else []),
+        *_reach(table),
         Column("tokens/s", lambda row: numbers.rough(row.tokens_per_second)),
         Column("seeds", lambda row: f"{row.finished}/{row.planned}"),
     ]
@@ -44,13 +52,15 @@ def footnotes(table: Table) -> list[str]:
     """What the numbers mean and what they were made from; then what is missing or odd."""
     made = table.manifest
     family, ranks = made["comparisons"], _ranks(table)
+    same = "" if tuned_keys(table) else " and settings"
     notes = [
         "Losses in nats per token over the whole split, at the last step: mean ± half-width of the 95 % t interval.",
         *_fixed(table),
         "Seeds: n finished of planned. The means are over those n; below two there is no interval.",
-        f"Δ: validation loss minus that of {table.baseline} with the same seed and settings; 95 % paired t interval.",
+        f"Δ: {_words(table.loss)} minus that of {table.baseline} with the same seed{same}; 95 % paired t interval.",
         f"p: two-sided paired t test, Holm-corrected over the {family} planned comparison{'s' * (family != 1)}.",
     ]
+    notes += [*_tuning_notes(table), *_matching_notes(table), *_reach_notes(table)]
     if any(row.diverged for row in table.rows):
         notes.append("A row with a diverged seed has no p: its mean is over the seeds that survived.")
     if any("no spread" in row.flags for row in table.rows):
@@ -83,6 +93,73 @@ def _ranks(table: Table) -> list[Column]:
     return [Column("total rank", lambda row: numbers.whole(row.total_rank))]
 
 
+def tuned_keys(table: Table) -> tuple[str, ...]:
+    """Keys whose values were chosen for each arm."""
+    chosen = [row.tuned.chosen for row in table.rows if row.tuned and row.tuned.chosen]
+    return tuple(chosen[0]) if chosen else ()
+
+
+def _at_baseline(table: Table) -> list[Column]:
+    """Shown where values were chosen for each arm: its loss at those that the baseline chose."""
+    if not tuned_keys(table):
+        return []
+    cell = lambda row: _estimate(row.tuned.at_baseline) if row.tuned else numbers.DASH
+    return [Column(f"at that of {table.baseline}", cell)]
+
+
+def _reach(table: Table) -> list[Column]:
+    """Shown where the sweep asks for it."""
+    if all(row.reach is None for row in table.rows):
+        return []
+    return [
+        Column("steps to reach", lambda row: numbers.whole(row.reach.steps if row.reach else None)),
+        Column("FLOPs to reach", lambda row: numbers.flops(row.reach.flops if row.reach else None)),
+    ]
+
+
+def _tuning_notes(table: Table) -> list[str]:
+    rows = [row for row in table.rows if row.tuned]
+    keys = tuned_keys(table)
+    if not rows or not keys:
+        return []
+    tried = sorted({row.tuned.tried for row in rows if row.tuned})
+    tries = f"{' or '.join(map(str, tried))} tried"
+    notes = [
+        f"{', '.join(keys)}: chosen for each row by the mean validation loss over the tuning seeds, of {tries}.",
+        "The runs shown have other seeds than those that tuned.",
+        f"At that of {table.baseline}: the {_words(table.loss)} at what {table.baseline} chose.",
+    ]
+    if any(row.tuned and row.tuned.edges for row in rows):
+        notes.append("At the edge: the best is the lowest or highest that was tried, and a better one may lie beyond.")
+    if table.loss == "validation_loss":
+        notes.append("The corpus has no test split: arms are compared by the kind of loss that chose their values.")
+    return notes
+
+
+def _matching_notes(table: Table) -> list[str]:
+    changed = {row.arm: row.adjusted for row in table.rows if row.adjusted}
+    parts = [
+        f"{arm} by {how['key']} = {how['after']} in place of {how['before']} ({how['budget']} {_share(how['off'])})"
+        for arm, how in changed.items()
+    ]
+    return [f"Matched to {table.baseline}: {'; '.join(parts)}."] if parts else []
+
+
+def _share(off: float) -> str:
+    return f"{off:+.2%}".replace("-", "−")
+
+
+def _words(loss: str) -> str:
+    return loss.replace("_", " ")
+
+
+def _reach_notes(table: Table) -> list[str]:
+    if not _reach(table):
+        return []
+    text = f"To reach: until the final validation loss of {table.baseline} with the same seed, linear between "
+    return [text + f"evaluations; mean over pairs, {numbers.DASH} where one does not reach it."]
+
+
 def setting_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -97,7 +174,8 @@ def setting_column(key: str, varied: tuple[str, ...]) -> Column:
 
 def _fixed(table: Table) -> list[str]:
     settings = table.rows[0].settings if table.rows else {}
-    fixed = [f"{key} = {setting_text(value)}" for key, value in settings.items() if key not in table.varied]
+    moving = (*table.varied, *tuned_keys(table))
+    fixed = [f"{key} = {setting_text(value)}" for key, value in settings.items() if key not in moving]
     return [f"All at {', '.join(fixed)}."] if fixed else []
 
 

@@ -19,7 +19,7 @@ from wmresearch.reports.records import Record
 from wmresearch.reports.rendering import to_md
 from wmresearch.reports.shown import Column, Shown
 from wmresearch.reports.statistics import Estimate, PairedDifference, holm, mean_interval, paired_difference
-from wmresearch.reports.table import SweepRuns, read_runs
+from wmresearch.reports.sweep_runs import SweepRuns, read_runs
 from wmresearch.training.run_directory import RunDirectory
 
 _FIGURES: dict[str, str] = {
@@ -61,9 +61,9 @@ def build_heads(directory: Path) -> tuple[SweepRuns, list[HeadRow]]:
     """
     runs = read_runs(Path(directory))
     rows = []
-    for (arm, setting), group in runs.groups.items():
+    for (arm, _), group in runs.groups.items():
         finished = _measured(runs.directory, group)
-        baseline = _measured(runs.directory, runs.baselines.get(setting, []))
+        baseline = _measured(runs.directory, runs.baseline_of(group[0].planned.settings))
         rows.append(_row(group, finished, None if arm == runs.plan.baseline else baseline))
     corrected = iter(holm([row.delta.p for row in rows if row.delta]))
     return runs, [HeadRow(**(vars(row) | {"p_holm": next(corrected) if row.delta else None})) for row in rows]

@@ -1,71 +1,44 @@
-"""Plain listings for a terminal: a sweep's plan and state, a model's cost, corpora, one run's result."""
+"""Plain listings for a terminal: a sweep's state, a model's cost, corpora, one run's result."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from wmresearch.config import RunConfig
-from wmresearch.data import CorpusRow, load_corpus, vocab_size
+from wmresearch.data import CorpusRow, symbols_of
 from wmresearch.reports.numbers import duration, flops, quantity
-from wmresearch.sweeps.plan import Plan
 from wmresearch.sweeps.store import settings_text, statuses
-from wmresearch.training.run_directory import RunDirectory
-
-if TYPE_CHECKING:
-    from wmresearch.model.cost import Cost
-
-
-def plan_listing(plan: Plan, directory: Path) -> str:
-    """The runs of a sweep with their state and size."""
-    from wmresearch.model.cost import model_cost  # it imports JAX, and a listing of states need not wait for that
-
-    columns = ("run", "arm", "settings", "seed", "steps", "state", "parameters", "head outputs", "training FLOPs/token")
-    costs: dict[str, Cost] = {}
-    rows = []
-    for run in plan.runs:
-        key = run.config.model_dump_json(include={"model", "data"})
-        if key not in costs:
-            costs[key] = model_cost(run.config.model, vocabulary(run.config))
-        cost = costs[key]
-        rows.append((
-            run.run_id, run.arm, settings_text(run.settings), run.seed, run.config.training.steps,
-            RunDirectory(directory / run.run_id).state(), f"{cost.parameters:,}", f"{cost.head_output_parameters:,}",
-            quantity(cost.training_flops_per_token),
-        ))  # fmt: skip
-    return aligned(columns, rows, right=5) + f"{len(plan.runs)} runs in {directory}\n"
 
 
 def status_listing(directory: Path) -> str:
     """Each run of a sweep: state, step, loss, speed, time left."""
-    columns = ("run", "arm", "settings", "seed", "state", "step", "nats/token", "tokens/s", "time left", "reason")
+    columns = ("run", "arm", "settings", "seed", "role", "state", "step", "nats/token", "tokens/s", "time left")
     rows = []
-    for run in statuses(directory):
+    runs = statuses(directory)
+    tunes = any(run.role == "tune" for run in runs)
+    for run in runs:
         left = run.seconds_left if run.state == "running" else None
         rows.append((
-            run.run_id, run.arm, settings_text(run.settings), run.seed, run.state, f"{run.step}/{run.steps or '?'}",
+            run.run_id, run.arm, settings_text(run.settings), run.seed, run.role if tunes else "", run.state,
+            f"{run.step}/{run.steps or '?'}",
             "" if run.loss is None else f"{run.loss:.4f}",
             "" if run.tokens_per_second is None else quantity(run.tokens_per_second),
             "" if left is None else duration(left), run.reason or "",
         ))  # fmt: skip
-    return aligned(columns, rows, right=5)
-
-
-def vocabulary(config: RunConfig) -> int:
-    """Symbols of a run's tokenizer; only where they depend on the corpus is the corpus read."""
-    return vocab_size(config.data.tokenizer) or load_corpus(config.data).tokenizer.vocab_size
+    return aligned((*columns, "reason"), rows, right=6)
 
 
 def cost_data(config: RunConfig) -> dict[str, Any]:
     """What a model costs, as plain data."""
     from wmresearch.model.cost import head_output_weights, model_cost
 
-    cost = model_cost(config.model, vocabulary(config))
+    cost = model_cost(config.model, symbols_of(config.data))
     return {
         "parameters": cost.parameters,
         "head_output_parameters": cost.head_output_parameters,
@@ -83,7 +56,7 @@ def cost_listing(config: RunConfig) -> str:
     from wmresearch.model.cost import bytes_of, head_output_weights, model_cost
 
     model = config.model
-    cost = model_cost(model, vocabulary(config))
+    cost = model_cost(model, symbols_of(config.data))
     number = bytes_of(model.dtype)
     columns = ("part", "parameters", "share", "forward FLOPs/token", "cache bytes/token", "all-reduce bytes/token")
     figures = [

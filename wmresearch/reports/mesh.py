@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from wmresearch.config import ConfigError, Problem, RunConfig
 from wmresearch.config.loading import COMMAND_LINE
+from wmresearch.data import symbols_of
 from wmresearch.head_output.weights import split
 from wmresearch.model import Transformer
 from wmresearch.parallel.arrangement import Arrangement
@@ -21,7 +22,7 @@ from wmresearch.parallel.comparison import Compared, compared
 from wmresearch.parallel.mesh import Sizes, mesh_sizes
 from wmresearch.parallel.shares import DeviceShare, abstract_params, device_share, held, planned
 from wmresearch.parallel.traffic import Exchange, exchanges
-from wmresearch.reports.listings import aligned, vocabulary
+from wmresearch.reports.listings import aligned
 from wmresearch.reports.numbers import memory
 from wmresearch.training.optimizers import make_optimizer
 from wmresearch.training.parameters import parameter_facts, trained
@@ -81,7 +82,7 @@ def mesh_report(config: RunConfig, compiling: Callable[[], None] | None) -> Mesh
     auto = "auto" in (mesh.data, mesh.head)
     sizes = mesh_sizes(config, jax.device_count()) if auto else Sizes(int(mesh.data), int(mesh.head))
     assert sizes is not None
-    vocab_size = vocabulary(config)
+    vocab_size = symbols_of(config.data)
     transformer = Transformer(config.model, vocab_size)
     here = planned(config.model, transformer, sizes, config.parallel.shard_optimizer)
     predicted = exchanges(config, here)

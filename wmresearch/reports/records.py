@@ -29,26 +29,57 @@ class _File(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
+Number = Annotated[float | None, AfterValidator(lambda value: value if _finite(value) else None)]
+"""NaN and infinity are no numbers: they read as null."""
+
+
+class Adjusted(_File):
+    """What was changed in an arm so that it spends what the baseline does."""
+
+    key: str
+    before: int
+    after: int
+    budget: str
+    off: float
+
+
 class PlannedRun(_File):
     run_id: str
     arm: str
     settings: dict[str, Any]
     seed: int
     role: str = "report"
+    adjusted: Adjusted | None = None
+
+
+class Tried(_File):
+    """Values of the tuned keys, and their mean validation loss over the tuning seeds."""
+
+    values: dict[str, Any]
+    loss: Number = None
+
+
+class TunedArm(_File):
+    """What tuning found for an arm at one setting so far."""
+
+    arm: str
+    settings: dict[str, Any]
+    tried: list[Tried]
+    chosen: dict[str, Any] | None = None
+    edges: list[str] = []
+    at_baseline: dict[str, Any] | None = None
+    """The values that the baseline chose."""
 
 
 class Plan(_File):
-    """`sweep.json`: every run that the sweep means to make, in order."""
+    """`sweep.json`: every run that the sweep means to make, as far as it knows, in order."""
 
     name: str
     baseline: str
     arms: list[str]
-    grid: dict[str, list[Any]] | None = None
     runs: list[PlannedRun]
-
-
-Number = Annotated[float | None, AfterValidator(lambda value: value if _finite(value) else None)]
-"""NaN and infinity are no numbers: they read as null."""
+    reach: bool = False
+    tuned: list[TunedArm] = []
 
 
 class Summary(_File):

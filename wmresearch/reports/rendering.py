@@ -56,9 +56,14 @@ def _flat(row: Row) -> dict[str, Any]:
     out: dict[str, Any] = {"arm": plain.pop("arm"), **{k: _field(v) for k, v in plain.pop("settings").items()}}
     plain["flags"] = "; ".join(plain["flags"])
     plain["delta"] = plain["delta"] or dict.fromkeys(("n", "mean", "low", "high", "p", "p_holm"))
+    if plain["tuned"] is not None:
+        plain["tuned"] |= {f"at_baseline_{key}": value for key, value in plain["tuned"].pop("at_baseline").items()}
+    optional = [key for key in ("adjusted", "tuned", "reach") if plain[key] is None]
     for key, value in plain.items():
+        if key in optional:
+            continue
         nested = isinstance(value, dict)
-        out |= {f"{key}_{name}": item for name, item in value.items()} if nested else {key: _field(value)}
+        out |= {f"{key}_{name}": _field(item) for name, item in value.items()} if nested else {key: _field(value)}
     return out
 
 

@@ -1,16 +1,16 @@
-"""A table's values: rows, each an arm at one setting of the grid, and what they were made from."""
+"""A table's values: rows, each an arm at one setting, and what they were made from."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from wmresearch.reports.statistics import Estimate
 
 
 @dataclass(frozen=True)
 class Delta:
-    """Validation loss of a row minus the baseline's, seed by seed, at the same setting (nats per token)."""
+    """Loss of a row minus the baseline's, seed by seed, at the same setting (nats per token): `Table.loss` of both."""
 
     n: int
     """Pairs: seeds finished in both."""
@@ -23,8 +23,35 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """How the values of the tuned keys were found."""
+
+    chosen: dict[str, Any] | None
+    """None while it is not known."""
+    edges: tuple[str, ...]
+    """Keys whose chosen value is the lowest or highest that was tried."""
+    tried: int
+    """Settings of the tuned keys that were tried."""
+    at_baseline: Estimate
+    """The loss that arms are compared by, at the values that the baseline chose."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """When a row's runs come to the final validation loss of the baseline's run with the same seed."""
+
+    n: int
+    """Pairs of runs."""
+    reached: int
+    """Of them, those that come to it."""
+    steps: float | None
+    """Mean over the pairs, linear between evaluations; None where one does not come to it."""
+    flops: float | None
+
+
+@dataclass(frozen=True)
 class Row:
-    """An arm at one setting of the grid. `n` counts the finished runs that the means are over."""
+    """An arm at one setting. `n` counts the finished runs that the means are over."""
 
     arm: str
     settings: dict[str, Any]
@@ -55,11 +82,19 @@ class Row:
     """Fewer FLOPs than the baseline at the same setting; None where one of the two is unknown."""
     tokens_per_second: float | None
     """Median over the finished runs."""
+    adjusted: dict[str, Any] | None = None
+    """What was changed so that the arm spends what the baseline does: key, before, after, budget, off."""
+    tuned: Tuning | None = None
+    """None where the sweep does not tune."""
+    reach: Reach | None = None
+    """None where the sweep does not ask."""
 
     def to_dict(self) -> dict[str, Any]:
         out = {**asdict(self), "flags": list(self.flags)}
         for key in ("validation_loss", "test_loss", "bits_per_byte"):
             del out[key]["n"]  # the row's own n, or none where the mean is null
+        if self.tuned is not None:
+            out["tuned"]["edges"] = list(self.tuned.edges)
         return out
 
 
@@ -72,9 +107,12 @@ class Table:
     rows: tuple[Row, ...]
     manifest: dict[str, Any]
     varied: tuple[str, ...]
-    """Keys of the grid that take more than one value."""
+    """Keys of the settings that take more than one value, without those that are tuned."""
+    loss: Literal["validation_loss", "test_loss"] = "validation_loss"
+    """What arms are compared by: where the validation loss chose tuned values, the test loss, if there is one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: numbers are finite or None."""
         rows = [row.to_dict() for row in self.rows]
-        return {"sweep": self.sweep, "baseline": self.baseline, "rows": rows, "manifest": self.manifest}
+        about = {"sweep": self.sweep, "baseline": self.baseline, "loss": self.loss}
+        return {**about, "rows": rows, "manifest": self.manifest}

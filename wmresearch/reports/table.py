@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import statistics as exact
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from wmresearch.config.problems import Problem
 from wmresearch.reports.manifest import environment, table_manifest
-from wmresearch.reports.records import Plan, Record, ReportError, read_plan, read_record, row_key, unplanned
+from wmresearch.reports.reach import reach
+from wmresearch.reports.records import Record, ReportError, TunedArm, setting_key, unplanned
 from wmresearch.reports.rendering import FORMATS, render
-from wmresearch.reports.rows import Delta, Row, Table
+from wmresearch.reports.rows import Delta, Row, Table, Tuning
 from wmresearch.reports.statistics import Estimate, holm, mean_interval, paired_difference
+from wmresearch.reports.sweep_runs import SweepRuns, read_runs, tuning_states
 
-__all__ = ["FORMATS", "ReportError", "Row", "Table", "build_table", "render"]
+__all__ = ["FORMATS", "ReportError", "Row", "SweepRuns", "Table", "build_table", "read_runs", "render"]
+
+Loss = Literal["validation_loss", "test_loss"]
 
 
 def build_table(directory: Path) -> Table:
@@ -29,64 +32,74 @@ def build_table(directory: Path) -> Table:
     """
     runs = read_runs(Path(directory))
     plan = runs.plan
-    rows = [
-        _row(group, None if arm == plan.baseline else runs.baselines.get(setting, []))
-        for (arm, setting), group in runs.groups.items()
-    ]
-    rows = _flag_shared_runs(_corrected(rows), runs.groups)
-    family = sum(row.delta is not None for row in rows)
     records = [record for group in runs.groups.values() for record in group]
+    tested = plan.tuned and _values([record for record in records if record.finished], "test_loss")
+    loss: Loss = "test_loss" if tested else "validation_loss"
+    groups = _all_rows(runs)
+    rows = [_whole_row(runs, arm, settings, group, loss) for arm, settings, group in groups]
+    rows = _flag_shared_runs(_corrected(rows), [group for _, _, group in groups])
+    family = sum(row.delta is not None for row in rows)
     manifest = table_manifest(records, unplanned(runs.directory, plan), family)
-    return Table(plan.name, plan.baseline, tuple(rows), manifest, runs.varied)
+    return Table(plan.name, plan.baseline, tuple(rows), manifest, runs.varied, loss)
 
 
-@dataclass(frozen=True)
-class SweepRuns:
-    """The runs of a sweep that are reported, in the plan's order."""
-
-    directory: Path
-    plan: Plan
-    groups: dict[tuple[str, str], list[Record]]
-    """(arm, setting of the grid) → its runs, one for each seed."""
-
-    @property
-    def baselines(self) -> dict[str, list[Record]]:
-        """Setting of the grid → the baseline's runs."""
-        return {setting: group for (arm, setting), group in self.groups.items() if arm == self.plan.baseline}
-
-    @property
-    def varied(self) -> tuple[str, ...]:
-        """Keys of the grid that take more than one value."""
-        return tuple(key for key, values in (self.plan.grid or {}).items() if len(values) > 1)
+def _all_rows(runs: SweepRuns) -> list[tuple[str, dict[str, Any], list[Record]]]:
+    """Arm, setting and runs of each row; where the sweep tunes, also of those that have no runs to report yet."""
+    if not runs.plan.tuned:
+        return [(arm, group[0].planned.settings, group) for (arm, _), group in runs.groups.items()]
+    rows = []
+    for tuned in runs.plan.tuned:
+        settings = tuned.settings | (tuned.chosen or {})
+        rows.append((tuned.arm, settings, runs.groups.get((tuned.arm, setting_key(settings)), [])))
+    return rows
 
 
-def read_runs(directory: Path) -> SweepRuns:
-    """The runs of the sweep in a directory.
+def _whole_row(runs: SweepRuns, arm: str, settings: dict[str, Any], group: Sequence[Record], loss: Loss) -> Row:
+    baseline = runs.baseline_of(settings)
+    row = _row(arm, settings, group, None if arm == runs.plan.baseline else baseline, loss)
+    adjusted = next((record.planned.adjusted for record in group if record.planned.adjusted), None)
+    tuning = runs.tuning_of(settings, arm)
+    return replace(
+        row,
+        adjusted=None if adjusted is None else adjusted.model_dump(),
+        reach=reach(runs.directory, group, baseline) if runs.plan.reach else None,
+        tuned=None if tuning is None else _tuning(runs, tuning, loss),
+        flags=(*row.flags, *_tuning_flags(runs, tuning)),
+    )
 
-    Raises:
-        ReportError: there is no plan that can be used, or the runs read different corpora.
-    """
-    plan = read_plan(directory)
-    records = [read_record(directory, run) for run in plan.runs if run.role == "report"]
-    _refuse_mixed_corpora(directory, records)
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        groups.setdefault(row_key(record.planned), []).append(record)
-    return SweepRuns(directory, plan, groups)
+
+def _tuning(runs: SweepRuns, tuned: TunedArm, loss: Loss) -> Tuning:
+    at_baseline = runs.at_baseline.get((tuned.arm, setting_key(tuned.settings)), [])
+    finished = [record for record in at_baseline if record.finished]
+    estimate = _average(finished if len(finished) == len(at_baseline) else [], loss)
+    return Tuning(tuned.chosen, tuple(tuned.edges), len(tuned.tried), estimate)
 
 
-def _row(group: Sequence[Record], baseline: Sequence[Record] | None) -> Row:
+def _tuning_flags(runs: SweepRuns, tuned: TunedArm | None) -> Iterator[str]:
+    if tuned is None:
+        return
+    if tuned.chosen is None:
+        states = tuning_states(runs.directory, runs.plan, tuned)
+        yield "tuning failed" if {"failed", "unusable"} & set(states) else "not tuned yet"
+    elif all(one.loss is None for one in tuned.tried):
+        yield "diverged wherever tuned"
+    yield from (f"best {key.rpartition('.')[2]} at the edge" for key in tuned.edges)
+
+
+def _row(
+    arm: str, settings: dict[str, Any], group: Sequence[Record], baseline: Sequence[Record] | None, loss: Loss
+) -> Row:
     """The row of the runs of one arm at one setting. `baseline`: the baseline's runs there; None: these are they."""
     finished = [record for record in group if record.finished]
     paired_with = [record for record in baseline or () if record.finished]
     states = [record.state for record in group]
-    delta = None if baseline is None else _delta(finished, paired_with, tested="diverged" not in states)
+    delta = None if baseline is None else _delta(finished, paired_with, loss, tested="diverged" not in states)
     flops = _size(group, "flops_per_token")
     baseline_flops = flops if baseline is None else _size(baseline, "flops_per_token")
     speeds = _values(finished, "tokens_per_second")
     return Row(
-        arm=group[0].planned.arm,
-        settings=group[0].planned.settings,
+        arm=arm,
+        settings=settings,
         n=len(finished),
         planned=len(group),
         finished=len(finished),
@@ -148,12 +161,12 @@ def _average(finished: Sequence[Record], key: str) -> Estimate:
     return mean_interval(values if len(values) == len(finished) else [])
 
 
-def _delta(finished: Sequence[Record], baseline: Sequence[Record], tested: bool) -> Delta:
+def _delta(finished: Sequence[Record], baseline: Sequence[Record], loss: Loss, tested: bool) -> Delta:
     by_seed = {record.planned.seed: record for record in baseline}
-    pairs = [(record, by_seed[record.planned.seed]) for record in finished if record.planned.seed in by_seed]
-    found = paired_difference(
-        _values([own for own, _ in pairs], "validation_loss"), _values([other for _, other in pairs], "validation_loss")
-    )
+    pairs = [(record.summary, by_seed[record.planned.seed].summary) for record in finished
+             if record.planned.seed in by_seed]  # fmt: skip
+    known = [pair for pair in ((getattr(own, loss), getattr(other, loss)) for own, other in pairs) if None not in pair]
+    found = paired_difference([own for own, _ in known], [other for _, other in known])
     return Delta(found.n, found.mean, found.low, found.high, found.p if tested else None, None)
 
 
@@ -201,31 +214,14 @@ def _delta_flags(delta: Delta | None, n: int) -> Iterator[str]:
         yield "no spread"
 
 
-def _flag_shared_runs(rows: Sequence[Row], groups: dict[tuple[str, str], list[Record]]) -> list[Row]:
+def _flag_shared_runs(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> list[Row]:
     """Two arms that come to the same config share their runs: not independent rows, which has to be said."""
     first: dict[str, str] = {}
     flagged = []
-    for row, group in zip(rows, groups.values(), strict=True):
+    for row, group in zip(rows, groups, strict=True):
         others = dict.fromkeys(first[r.planned.run_id] for r in group if r.planned.run_id in first)
         flags = (*row.flags, *(f"same runs as {arm}" for arm in others))
         flagged.append(replace(row, flags=flags))
         for record in group:
             first.setdefault(record.planned.run_id, record.planned.arm)
     return flagged
-
-
-def _refuse_mixed_corpora(directory: Path, records: Sequence[Record]) -> None:
-    runs: dict[str, list[str]] = {}
-    for record in records:
-        for digest in record.digests:
-            runs.setdefault(digest, []).append(record.planned.run_id)
-    if len(runs) < 2:
-        return
-    found = "; ".join(
-        f"{digest[:12]} in {len(ids)} runs ({', '.join(ids[:3])}{', …' * (len(ids) > 3)})"
-        for digest, ids in runs.items()
-    )
-    hint = (
-        "losses on different texts cannot be compared: move the folders of one corpus away, then start the sweep again"
-    )
-    raise ReportError([Problem(str(directory), "corpus_digest", found, "one corpus for all runs of a table", hint)])

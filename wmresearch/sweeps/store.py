@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from wmresearch.config import ConfigError, Problem
 from wmresearch.sweeps.cohorts import cohort_key
-from wmresearch.sweeps.plan import Plan, PlannedRun
+from wmresearch.sweeps.plan import Plan, PlannedRun, Tuned
 from wmresearch.training.files import read_json, write_json
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.run_lock import RunBusyError
@@ -30,6 +31,7 @@ class RunStatus:
     arm: str
     settings: dict[str, Any]
     seed: int
+    role: str
     state: str
     reason: str | None
     step: int
@@ -61,21 +63,27 @@ def write_plan(directory: Path, plan: Plan) -> None:
             "name": plan.sweep.name,
             "baseline": plan.sweep.baseline,
             "arms": list(plan.sweep.arms),
-            "grid": plan.sweep.grid or {},
-            "seeds": plan.sweep.seeds,
-            "runs": [
-                {
-                    "run_id": run.run_id,
-                    "arm": run.arm,
-                    "settings": run.settings,
-                    "seed": run.seed,
-                    "role": run.role,
-                    "cohort": cohort_key(run.config),
-                }
-                for run in plan.runs
-            ],
+            "seeds": plan.sweep.model_dump(mode="json")["seeds"],
+            "reach": plan.sweep.reach,
+            "tuned": [_plain_tuned(tuned) for tuned in plan.tuned],
+            "runs": [_plain_run(run) for run in plan.runs],
         },
     )
+
+
+def _plain_run(run: PlannedRun) -> dict[str, Any]:
+    plain = {"run_id": run.run_id, "arm": run.arm, "settings": run.settings, "seed": run.seed, "role": run.role}
+    plain["cohort"] = cohort_key(run.config)
+    return plain | ({"adjusted": run.adjusted.to_dict()} if run.adjusted else {})
+
+
+def _plain_tuned(tuned: Tuned) -> dict[str, Any]:
+    """A loss is null where a run diverged, failed or is not there yet."""
+    tried = [
+        {"values": values, "loss": loss if isinstance(loss, float) and isfinite(loss) else None}
+        for values, loss in tuned.tried
+    ]
+    return {**vars(tuned), "edges": list(tuned.edges), "tried": tried}
 
 
 def _refuse_another(directory: Path, name: str) -> None:
@@ -140,6 +148,7 @@ def _status(directory: Path, run: dict[str, Any]) -> RunStatus:
         arm=run["arm"],
         settings=run["settings"],
         seed=run["seed"],
+        role=run["role"],
         state="running (silent)" if state == "running" and silent else state,
         reason=summary.get("reason"),
         step=status.get("step") or summary.get("step") or 0,
