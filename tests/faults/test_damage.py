@@ -97,4 +97,5 @@ def test_what_is_whole_is_left_alone(chosen, whole, stopped, tmp_path):
     train(chosen, path)
     assert not (path / "damaged_checkpoints").exists()
     assert metrics_bytes(path) == metrics_bytes(whole)
-    assert sorted(int(file.stem) for file in (path / "checkpoint_sums").iterdir()) == saved_steps(path)
+    summed = {int(file.stem) for file in (path / "checkpoint_sums").iterdir()}
+    assert summed >= set(saved_steps(path)) and 4 not in summed
