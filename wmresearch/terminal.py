@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 
 LOG_SECONDS = 10.0
 
@@ -71,6 +73,20 @@ def only_results_on_stdout() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(results, 1)
         os.close(results)
+
+
+def hide_callbacks() -> None:
+    """From now on no traceback is printed of what a library in another language calls on a thread of its own.
+
+    tensorstore does for each file that it was writing when another could not be written.
+    """
+    original = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            original(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def leave_others(error: Exception) -> None:

@@ -74,6 +74,7 @@ def run_of(text, kind):
     if kind == "penalties":
         data["penalties"] = [{"kind": "nuclear", "target": {"value": 0.05}, "every": 5}]
         data["optimizer"]["skip_spikes"] = {}
+        data["training"]["diagnostics"] = False
     else:
         data["model"]["head_output"] = {
             "kind": "dynamic_rank", "rank": 4, "bucket": 1, "total_rank": 8, "fine_tune_steps": 12,
@@ -105,19 +106,20 @@ def killed_again_and_again(nursery, data, folder, kills, seed):
     started = time.monotonic()
     assert nursery.wm("train", file, "--dir", folder / "again") == 0
     took = time.monotonic() - started
+    compare(whole, folder / "again", data)
     draw, found, code = random.Random(seed), [], -signal.SIGKILL
     ways = [while_saving, while_cutting] if "head_output" in data["model"] else [while_saving]
     while len(found) < kills:
         if code == 0:  # it was done before it was killed: another one
             path = folder / f"killed{len(found)}"
-        way, started = draw.choice([None, None, *ways]), time.monotonic()
-        begun = time.time()
-        code = nursery.wm("train", file, "--dir", path, kill_when=way(path) if way else after(draw.uniform(0, took)))
+        way, begun = draw.choice([None, None, *ways]), time.time()
+        when = way(path) if way else after(draw.uniform(0, took))
+        code = nursery.wm("train", file, "--dir", path, kill_when=when)
         assert code in (0, -signal.SIGKILL)
         if code == 0:
             compare(whole, path, data)
         else:
-            found.append(Kill(*phase(path, begun, way), time.monotonic() - started))
+            found.append(Kill(*phase(path, begun, way), time.time() - begun))
     assert nursery.wm("train", file, "--dir", path) == 0
     compare(whole, path, data)
     return found
