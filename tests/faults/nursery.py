@@ -1,8 +1,8 @@
 """Run as a script: forks a process for each line of standard input, so that none has to import everything.
 
-Each line is `{"argv": the arguments of wm, "output": a file, "fault": …}`; the answer is the process's id, and when it
-has ended `{"pid", "code"}`. A process that is killed has its signal's number, negative, as its code. Nothing of JAX has
-been started before a fork.
+Each line is `{"argv": the arguments of wm, "output": a file, "environment": …, "fault": …}`; the answer is the
+process's id, and when it has ended `{"pid", "code"}`. A process that is killed has its signal's number, negative, as
+its code. Nothing of JAX has been started before a fork.
 
 A fault is `{"before": "log" | "save" | "end", "step": from which on, "command": for the shell}`.
 """
@@ -27,6 +27,7 @@ def main():
                 output = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 os.dup2(output, 1)
                 os.dup2(output, 2)
+                os.environ |= asked["environment"]
                 if asked["fault"]:
                     prepare(**asked["fault"])
                 sys.argv = ["wm", *asked["argv"]]

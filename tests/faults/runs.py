@@ -38,9 +38,10 @@ class Nursery:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
-    def wm(self, *argv, output=os.devnull, fault=None, kill_when=None):
+    def wm(self, *argv, output=os.devnull, fault=None, environment=None, kill_when=None):
         """The exit code of `wm`; `kill_when`, asked again and again, says at what instant it is killed."""
         line = {"argv": [str(each) for each in argv], "output": str(output), "fault": fault}
+        line |= {"environment": environment or {}}
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
         pid, ended = json.loads(self._process.stdout.readline()), threading.Event()

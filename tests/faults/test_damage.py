@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.training.examples import TEXT, config, final_state, metrics_bytes, same, saved_steps
+from tests.training.examples import config, final_state, metrics_bytes, same, saved_steps
 from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 
@@ -12,10 +12,8 @@ OPTIMIZED = True
 
 
 @pytest.fixture(scope="module")
-def chosen(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return config(path, training__checkpoint_every=4, training__keep=3, training__log_every=2)
+def chosen(text):
+    return config(text, training__checkpoint_every=4, training__keep=3, training__log_every=2)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.faults.runs import compare, written
-from tests.training.examples import saved_steps, tiny
+from tests.training.examples import saved_steps
 from wmresearch.training.checksums import damage
 from wmresearch.training.files import read_json
 
@@ -20,20 +20,6 @@ CASES = [
     ("read-only", "save", "Read-only file system"),
     ("closed", "log", "Permission denied"),
 ]
-
-
-@pytest.fixture(scope="module")
-def data(text):
-    data = tiny(text)
-    data["training"] |= {"checkpoint_every": 4, "log_every": 2, "evaluate_every": None, "diagnostics": False}
-    return data
-
-
-@pytest.fixture(scope="module")
-def whole(data, nursery, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert nursery.wm("train", written(data, folder), "--dir", folder / "run") == 0
-    return folder / "run"
 
 
 @pytest.fixture
