@@ -100,15 +100,18 @@ class Kill:
     seconds: float
 
 
-def killed_again_and_again(nursery, data, folder, kills, seed):
-    """Kills so many processes of a run, and compares each run that comes to its end with one that nobody killed."""
+def killed_again_and_again(nursery, data, folder, kills, seed, tell=lambda number, kill: None):
+    """Kills so many processes of a run, and compares each run that comes to its end with one that nobody killed.
+
+    Returns the kills, and how many runs came to their end.
+    """
     file, whole, path = written(data, folder), folder / "whole", folder / "killed"
     assert nursery.wm("train", file, "--dir", whole) == 0
     started = time.monotonic()
     assert nursery.wm("train", file, "--dir", folder / "again") == 0
     took = time.monotonic() - started
     compare(whole, folder / "again", data)
-    draw, found, code = random.Random(seed), [], -signal.SIGKILL
+    draw, found, ended, code = random.Random(seed), [], 1, -signal.SIGKILL
     ways = [while_saving, while_cutting] if "head_output" in data["model"] else [while_saving]
     while len(found) < kills:
         if code == 0:  # it was done before it was killed: another one
@@ -119,11 +122,13 @@ def killed_again_and_again(nursery, data, folder, kills, seed):
         assert code in (0, -signal.SIGKILL)
         if code == 0:
             compare(whole, path, data)
+            ended += 1
         else:
             found.append(Kill(*phase(path, begun, way), time.time() - begun))
+            tell(len(found), found[-1])
     assert nursery.wm("train", file, "--dir", path) == 0
     compare(whole, path, data)
-    return found
+    return found, ended
 
 
 def phase(path, begun, way):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -46,6 +47,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: Keep | None = None) -> None:
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax says there what it raises, with tracebacks
         self._folder = folder
         self._begun: tuple[int, Mapping[str, int]] = 0, {}
         options = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)

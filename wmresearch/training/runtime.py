@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 
 import jax
@@ -31,7 +30,6 @@ def prepare_runtime(config: RunConfig) -> None:
     LAPACK, which XLA on CPUs calls for one small matrix at a time, gets one thread unless the user says otherwise:
     OpenBLAS's own threads wait for those of XLA, and a step with a nuclear norm took a fifth longer.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax prints there what it raises, with tracebacks
     if "OPENBLAS_NUM_THREADS" not in os.environ:
         threadpool_limits(1, user_api="blas")
     _set_gpu_flags()
