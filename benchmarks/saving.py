@@ -2,9 +2,10 @@
 
     python benchmarks/saving.py [--rounds N] [--saves N] [--size small|large|tiny] [--out benchmarks/results/saving.md]
 
-A run is made by `training.loop.train` in a fresh folder and timed as in overhead.py, from the end of its first dispatch
-to its last evaluation, with checkpoints and without, in turns. What the loop waits for is the call that saves: copies of
-the arrays, the folders, and the end of the save before, if it has not ended. Files are written beside the steps.
+A run is made by `training.loop.train` in a fresh folder and timed as in overhead.py, from the end of its first
+dispatch to its last evaluation, with checkpoints and without, in turns. What the loop waits for is the call that saves:
+copies of the arrays, the folders, and the end of the save before, if it has not ended. Files are written beside the
+steps.
 """
 
 from __future__ import annotations
@@ -71,11 +72,9 @@ def main() -> None:
     sizes = [options.size] if options.size else ["small", "large"]
     prepare_runtime(run_config(SIZES[sizes[0]][0], 1))
     page = ["# What saving costs", "", f"{measured_by('saving.py')}, {options.rounds} rounds.", load(), ""]
-    page += [
-        "| run | steps between saves | s between saves | the loop waits, ms a save, median (most) | of the time between saves"
-        " | time with saves / without |",
-        "| --- |" + " ---: |" * 5,
-    ]
+    page += ["The loop waits: ms a save, median (most), and the median's share of the time between saves.", ""]
+    page += ["| run | steps between saves | s | the loop waits | share | time with saves / without |"]
+    page += ["| --- |" + " ---: |" * 5]
     page += [row(size, options.saves, options.rounds) for size in sizes]
     put_out(page, options.out)
 

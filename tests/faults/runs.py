@@ -100,7 +100,7 @@ class Kill:
     seconds: float
 
 
-def killed_again_and_again(nursery, data, folder, kills, seed, tell=lambda number, kill: None):
+def killed_again_and_again(nursery, data, folder, kills, seed, tell=None):
     """Kills so many processes of a run, and compares each run that comes to its end with one that nobody killed.
 
     Returns the kills, and how many runs came to their end.
@@ -125,7 +125,8 @@ def killed_again_and_again(nursery, data, folder, kills, seed, tell=lambda numbe
             ended += 1
         else:
             found.append(Kill(*phase(path, begun, way), time.time() - begun))
-            tell(len(found), found[-1])
+            if tell:
+                tell(len(found), found[-1])
     assert nursery.wm("train", file, "--dir", path) == 0
     compare(whole, path, data)
     return found, ended
@@ -137,7 +138,7 @@ def phase(path, begun, way):
     if status is None or status["heartbeat"] < begun:
         return "start", None
     step = (RunDirectory(path).metrics() or [{"step": 0}])[-1]["step"]
-    if any(path.glob("checkpoints/*tmp*")):
+    if any(half.stat().st_mtime >= begun for half in path.glob("checkpoints/*tmp*")):
         return "saving", step
     return "cutting" if way is while_cutting else status["message"], step
 
