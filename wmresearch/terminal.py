@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
 
 LOG_SECONDS = 10.0
 
@@ -72,6 +75,20 @@ def only_results_on_stdout() -> Iterator[None]:
         os.close(results)
 
 
+def hide_callbacks() -> None:
+    """From now on no traceback is printed of what a library in another language calls on a thread of its own.
+
+    tensorstore does for each file that it was writing when another could not be written.
+    """
+    original = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            original(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 def leave_others(error: Exception) -> None:
     """Explains an error that the other processes of a run do not share, and ends this one without them."""
     from wmresearch.parallel.agreement import FailedAmongOthersError, leave
@@ -106,9 +123,30 @@ def explain(error: BaseException) -> int | None:
     if isinstance(error, RunBusyError):
         print(f"wm: {error}", file=sys.stderr)
         return 1
+    if isinstance(error, OSError):
+        return _explain_storage(error)
     from wmresearch.training.together import RefusedElsewhereError
 
     if isinstance(error, RefusedElsewhereError):
         print(f"wm: {error}", file=sys.stderr)
         return error.exit_code
     return None
+
+
+def _explain_storage(error: OSError) -> int | None:
+    """The same for a full disk, and for what this user may not write or read."""
+    from wmresearch.reports.numbers import memory
+    from wmresearch.training.files import CLOSED, FULL
+
+    if error.errno not in (*FULL, *CLOSED) or error.filename is None:
+        return None
+    path, room = Path(os.fsdecode(error.filename)).absolute(), ""
+    with suppress(OSError):
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        usage = shutil.disk_usage(there)
+        if error.errno in FULL:
+            room = f" ({memory(usage.free)} of {memory(usage.total)} are free)"
+    todo = "Make room there" if error.errno in FULL else "Let this user write there"
+    print(f"wm: {path}: {error.strerror}{room}", file=sys.stderr)
+    print(f"{todo}, then give the same command again: a run goes on from its newest checkpoint.", file=sys.stderr)
+    return 1

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.training.examples import TEXT, config, final_state, metrics_bytes, same, saved_steps
+from tests.training.examples import config, final_state, metrics_bytes, same, saved_steps
 from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 
@@ -12,10 +12,8 @@ OPTIMIZED = True
 
 
 @pytest.fixture(scope="module")
-def chosen(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return config(path, training__checkpoint_every=4, training__keep=3, training__log_every=2)
+def chosen(text):
+    return config(text, training__checkpoint_every=4, training__keep=3, training__log_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -97,4 +95,5 @@ def test_what_is_whole_is_left_alone(chosen, whole, stopped, tmp_path):
     train(chosen, path)
     assert not (path / "damaged_checkpoints").exists()
     assert metrics_bytes(path) == metrics_bytes(whole)
-    assert sorted(int(file.stem) for file in (path / "checkpoint_sums").iterdir()) == saved_steps(path)
+    summed = {int(file.stem) for file in (path / "checkpoint_sums").iterdir()}
+    assert summed >= set(saved_steps(path)) and 4 not in summed

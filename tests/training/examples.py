@@ -50,7 +50,7 @@ def final_state(path: Path, config: RunConfig):
     from wmresearch.training.program import make_program
 
     like = make_program(config, load_corpus(config.data).tokenizer.vocab_size).state_like()
-    checkpoints = Checkpoints(path / "checkpoints", config.training.keep)
+    checkpoints = Checkpoints(path / "checkpoints")
     state = checkpoints.restore(like)
     checkpoints.close()
     return state

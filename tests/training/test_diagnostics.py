@@ -47,7 +47,7 @@ def by_hand(params, layer):
 
 def parameters_at(path, chosen, step):
     like = make_program(chosen, 256).state_like().params
-    with open_checkpoints(path / "checkpoints", 9) as checkpoints:
+    with open_checkpoints(path / "checkpoints") as checkpoints:
         return checkpoints.restore_params(like, step)
 
 

@@ -16,7 +16,7 @@ import typer
 from wmresearch.cli.arguments import Overrides
 from wmresearch.reports.numbers import duration
 from wmresearch.reports.progress import run_progress, steps_done, sweep_progress
-from wmresearch.terminal import ProgressLine, only_results_on_stdout
+from wmresearch.terminal import ProgressLine, hide_callbacks, only_results_on_stdout
 
 app = typer.Typer()
 
@@ -53,6 +53,7 @@ def train(
     from wmresearch.parallel.processes import find_group
     from wmresearch.training.custom_kind import ask_custom
 
+    hide_callbacks()  # here, since typer sets a hook of its own before
     group = find_group(coordinator, processes, process)
     if deterministic:
         os.environ["WMRESEARCH_DETERMINISTIC"] = "1"

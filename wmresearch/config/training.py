@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from wmresearch.config.base import Config, Operational
+from wmresearch.config.base import Check, Config, Operational
 
 
 class TrainingConfig(Config):
@@ -26,6 +27,16 @@ class TrainingConfig(Config):
     """Steps between checkpoints; the last step always has one. null: only the last."""
     keep: Annotated[int, Operational()] = Field(default=2, ge=1)
     """Newest checkpoints kept."""
+    keep_every: Annotated[int | None, Operational()] = Field(default=None, ge=1)
+    """The checkpoint of every so manieth step is kept for ever. null: none."""
+    keep_best: Annotated[bool, Operational()] = False
+    """Whether the checkpoint of the least validation loss is kept too, of those whose step was evaluated."""
+
+    def checks(self) -> Iterator[Check]:
+        every = self.checkpoint_every
+        if self.keep_every is not None and (every is None or self.keep_every % every):
+            expected = "null, as checkpoint_every is" if every is None else f"a multiple of checkpoint_every = {every}"
+            yield Check("keep_every", expected, ("checkpoint_every",))
 
 
 class ExecutionConfig(Config):

@@ -63,7 +63,7 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
     corpus = load_corpus(config.data)
     if not directory.checkpoints.is_dir():  # orbax would make it
         raise ConfigError([Problem(str(path), "", "", "a run with a checkpoint", "train it first: `wm train`")])
-    with open_checkpoints(directory.checkpoints, config.training.keep) as checkpoints:
+    with open_checkpoints(directory.checkpoints) as checkpoints:
         steps = checkpoints.steps()
         if not steps or (step is not None and step not in steps):
             expected = f"a step with a checkpoint: {', '.join(map(str, steps))}" if steps else "a run with a checkpoint"

@@ -62,7 +62,7 @@ def measured_step(config: RunConfig) -> float:
     state, dispatch, took = program.initial_state(), make_dispatch(program.step, room), 0.0
     for _ in range(3):
         started = time.perf_counter()
-        state, metrics = dispatch(state, tokens, room, program.keys())
+        state, metrics = dispatch(state, tokens, room, program.given())
         jax.block_until_ready((state, metrics))
         took = time.perf_counter() - started
     return took / room

@@ -2,7 +2,8 @@
 
 orbax renames a finished folder, so a checkpoint is there as a whole or not at all. What happens to it later, a flipped
 byte or a file that is gone, is found by the sums of its files. They lie beside the checkpoints, with the number of
-lines that each log had. What is damaged is set aside, never deleted.
+lines that each log had, and are written before the folder is renamed: there is no checkpoint without them. What is
+damaged is set aside, never deleted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orbax.checkpoint.utils import TMP_DIR_SUFFIX
+
 from wmresearch.training.checksums import damage, sums_of
 from wmresearch.training.files import read_json, write_json
 
@@ -18,24 +21,23 @@ SUMS, DAMAGED = "checkpoint_sums", "damaged_checkpoints"
 
 
 def record(checkpoints: Path, step: int, lines: Mapping[str, int]) -> None:
-    """Writes the sums of a checkpoint that is there, and drops those of checkpoints that are not."""
+    """Writes the sums of a checkpoint that is about to be renamed, and drops those of checkpoints that are gone.
+
+    Files that lie directly in its folder are left out: orbax's notes, which it writes later, and can do without.
+    """
     sums = checkpoints.parent / SUMS
     sums.mkdir(exist_ok=True)
-    try:
-        files = sums_of(checkpoints / str(step))
-    except FileNotFoundError:  # it is being removed, since newer ones are kept
-        return
-    write_json(sums / f"{step}.json", {"files": files, "lines": dict(lines)})
     for old in sums.glob("*.json"):
         if not (checkpoints / old.stem).is_dir():
             old.unlink(missing_ok=True)
+    files = {name: found for name, found in sums_of(checkpoints / f"{step}{TMP_DIR_SUFFIX}").items() if "/" in name}
+    write_json(sums / f"{step}.json", {"files": files, "lines": dict(lines)})
 
 
 def set_damaged_aside(checkpoints: Path, lines: Mapping[str, int]) -> list[str]:
     """Leaves the newest checkpoint that is whole as the newest one, and says what became of those after it.
 
-    `lines` are those that the logs have now. A checkpoint without sums (its process was killed before they were
-    written) is taken to be whole.
+    `lines` are those that the logs have now. A checkpoint whose sums were deleted is taken to be whole.
     """
     said = []
     steps = [int(folder.name) for folder in checkpoints.glob("*") if folder.name.isdigit()]

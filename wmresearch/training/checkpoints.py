@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +17,85 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from wmresearch.head_output.weights import Params
-from wmresearch.parallel.agreement import is_first, several
+from wmresearch.parallel.agreement import several
 from wmresearch.training.checkpoint_sums import record
+from wmresearch.training.files import writing
 from wmresearch.training.step import TrainState
 
+_LOSS = "validation_loss"
 _STARTING = threading.Lock()
 """orbax numbers the saves of a process, and takes the newest number to be its own: one begins at a time."""
 
 
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay when newer ones are saved."""
+
+    newest: int
+    """So many."""
+    every: int | None = None
+    """And those of every n-th step."""
+    best: bool = False
+    """And the one of the least validation loss."""
+
+
 class Checkpoints:
-    """The checkpoints of one run, written in the background, the newest `keep` kept.
+    """The checkpoints of one run, written in the background. Without `keep` they are only read.
 
     Where several processes train it, each of them has to open, save, restore and close alike: it writes what its
     devices hold, and reads everything.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),  # orders by the number below
-        )
-        self._manager = ocp.CheckpointManager(folder, options=options)
+    def __init__(self, folder: Path, keep: Keep | None = None) -> None:
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax says there what it raises, with tracebacks
         self._folder = folder
-        self._last: tuple[int, Mapping[str, int]] | None = None
-        self._recording = threading.Thread()
+        self._begun: tuple[int, Mapping[str, int]] = 0, {}
+        options = ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
+        if keep is not None:
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=_policy(keep),
+                best_fn=lambda metrics: metrics[_LOSS],  # without which metrics are not written
+                best_mode="min",
+                cleanup_tmp_directories=True,  # halves that killed processes left
+                async_options=ocp.AsyncOptions(
+                    create_directories_asynchronously=False,  # else one that cannot be made is waited for
+                    post_finalization_callback=self._record,
+                ),
+            )
+        with _storing(folder):
+            self._manager = ocp.CheckpointManager(folder, options=options)
 
-    def save(self, state: TrainState, step: int, lines: Mapping[str, int] | None = None) -> None:
+    def save(
+        self,
+        state: TrainState,
+        step: int,
+        lines: Mapping[str, int] | None = None,
+        validation_loss: float | None = None,
+    ) -> None:
         """Starts to write; the state may be donated as soon as this returns.
 
-        `lines`: how many each log of the run has.
-        """
-        if self._manager.latest_step() != step:
-            self._record_last()
-            self._last = step, lines or {}
-            items = {"params": state.params, "rest": (state.optimizer, state.step, state.memory)}
-            args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
-            with _STARTING:
-                self._manager.save(step, args=args)
+        `lines`: how many each log of the run has. `validation_loss`: of this state, where it is known.
 
-    def _record_last(self, *, wait: bool = False) -> None:
-        """Writes the sums of what was saved last, which is there by then; in the background, unless told to wait."""
-        if self._recording.ident is not None:
-            self._recording.join()
-        self._manager.wait_until_finished()
-        if self._last is not None and is_first():
-            self._recording = threading.Thread(target=record, args=(self._folder, *self._last), daemon=True)
-            self._recording.start()
-            if wait:
-                self._recording.join()
-        self._last = None
+        Raises:
+            OSError: this or what was begun before cannot be written.
+        """
+        if self._manager.latest_step() == step:
+            return
+        with _storing(self._folder / str(self._begun[0])):
+            self._manager.wait_until_finished()
+        self._begun = step, lines or {}
+        items = {"params": state.params, "rest": (state.optimizer, state.step, state.memory)}
+        args = ocp.args.Composite(**{name: ocp.args.StandardSave(item) for name, item in items.items()})
+        metrics = None if validation_loss is None else {_LOSS: validation_loss}
+        with _storing(self._folder / str(step)), _STARTING:
+            self._manager.save(step, args=args, metrics=metrics)
+
+    def _record(self) -> None:
+        """Called in the background by process 0 when all is written, and before the folder gets its name."""
+        record(self._folder, *self._begun)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint."""
@@ -89,9 +122,43 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(**args))
 
     def close(self) -> None:
-        """Waits until what was started is written."""
-        self._record_last(wait=True)
-        self._manager.close()
+        """Waits until what was started is written.
+
+        Raises:
+            OSError: it cannot be. Half of it is removed, which makes room for the run's other files.
+        """
+        try:
+            with _storing(self._folder / str(self._begun[0])):
+                self._manager.close()
+        except OSError:
+            if not several():
+                for half in self._folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                    shutil.rmtree(half, ignore_errors=True)
+            raise
+
+
+def _policy(keep: Keep) -> policies.PreservationPolicy:
+    kept: list[policies.PreservationPolicy] = [policies.LatestN(keep.newest)]
+    if keep.every is not None:
+        kept.append(policies.EveryNSteps(keep.every))
+    if keep.best:
+        loss = lambda metrics: metrics[_LOSS]
+        best = policies.BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
+        kept.append(best)
+    return policies.AnyPreservationPolicy(kept)
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Within the block an error of the file system is an OSError that names the path. tensorstore's are of no class."""
+    with writing(path):
+        try:
+            yield
+        except ValueError as error:
+            found = re.search(r"os_error_code='(\d+)'", str(error))
+            if found is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 def _abstract(tree: Any) -> Any:
@@ -111,7 +178,9 @@ def _on_device(tree: Any) -> Any:
 
 
 @contextmanager
-def open_checkpoints(folder: Path, keep: int, alike: tuple[type[BaseException], ...] = ()) -> Iterator[Checkpoints]:
+def open_checkpoints(
+    folder: Path, keep: Keep | None = None, alike: tuple[type[BaseException], ...] = ()
+) -> Iterator[Checkpoints]:
     """Checkpoints that are complete when the block ends.
 
     `alike` is what several processes raise together. After anything else one of them must not wait for what is being

@@ -7,7 +7,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ from wmresearch.parallel.mesh import mesh_sizes
 from wmresearch.parallel.processes import WAIT_SECONDS, Group, connect
 from wmresearch.training.another_run import refuse_another_run
 from wmresearch.training.checkpoint_sums import set_damaged_aside
-from wmresearch.training.checkpoints import open_checkpoints
+from wmresearch.training.checkpoints import Keep, open_checkpoints
 from wmresearch.training.failures import failure_of
 from wmresearch.training.interruption import StopRequest, stop_on_signal
 from wmresearch.training.manifest import make_manifest
@@ -72,6 +72,7 @@ def train(
             not enough devices, the group is not complete after so many seconds, or the directory is or holds something
             else; nothing was written.
         RefusedElsewhereError: one of these, in another process of the group.
+        OSError: the disk is full, or nothing can be written there any more.
         FailedAmongOthersError: anything else, where there are several processes.
     """
     prepare_runtime(config)
@@ -110,8 +111,10 @@ def train(
             recorder.finish("preempted", "interrupted before it could save; start again to go on", started)
             raise
         except BaseException as error:
-            own.write_error(traceback.format_exc())
-            recorder.finish("failed", first_failure() or reason_of(error), started, failure_of(error))
+            with suppress(OSError):  # where nothing can be written, that is what is raised
+                own.write_error(traceback.format_exc())
+            with suppress(OSError):
+                recorder.finish("failed", first_failure() or reason_of(error), started, failure_of(error))
             raise
         if state is None:
             return recorder.finish("preempted", f"stopped by {stop.signal}; start again to go on", started)
@@ -212,7 +215,8 @@ class _Run:
 
         for said in agreed(is_first() and set_damaged_aside(self.shared.checkpoints, self.shared.lines())) or ():
             _LOGGER.warning("%s: %s", self.shared.path, said)
-        with open_checkpoints(self.shared.checkpoints, training.keep, alike=(DivergedError,)) as checkpoints:
+        keep = Keep(training.keep, training.keep_every, training.keep_best)
+        with open_checkpoints(self.shared.checkpoints, keep, alike=(DivergedError,)) as checkpoints:
             # what process 0 sees in the folder, others may see later
             saved, history = agreed((checkpoints.steps()[-1:], self.shared.ranks()))
             if saved:
@@ -248,12 +252,15 @@ class _Run:
                         model, state = stages.cut(model, state, step, self.stream.batch(step - 1)[:, :-1])
                         stage = stages.of(model)
                         recorder.cut(step, model, stages.cost(model))
+                    loss = None
                     if evaluating:
-                        recorder.validation(step, stage.validate(state.params))
+                        evaluation = stage.validate(state.params)
+                        loss = evaluation.loss
+                        recorder.validation(step, evaluation)
                         if training.diagnostics:
                             recorder.diagnostics(step, stage.measure(state.params) | stage.decay(state, given.numbers))
                     if saving:
-                        checkpoints.save(stage.program.restored(state), step, self.own.lines())
+                        checkpoints.save(stage.program.restored(state), step, self.own.lines(), loss)
                     recorder.pause()
                 if stopping:
                     return None

@@ -176,7 +176,8 @@ class Recorder:
         """Writes the end of the run and returns its summary. `wall_seconds` adds up over the run's starts."""
         self._figures["wall_seconds"] += time.monotonic() - started
         self._figures["tokens_per_second"] = self._speed.tokens_per_second
-        self._figures["training_flops"] = self._flops_so_far()
+        if self._costs:  # it had begun
+            self._figures["training_flops"] = self._flops_so_far()
         summary = self._write_summary(state, reason, failure)
         if self._tracker is not None:
             self._tracker.finish(summary, exit_code=0 if state == "finished" else 1)

@@ -32,7 +32,7 @@ from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
 from wmresearch.config.custom_file import read_code
 from wmresearch.config.head_output import CustomConfig
 from wmresearch.training.failures import Failure
-from wmresearch.training.files import json_line, read_json, write_atomically, write_json
+from wmresearch.training.files import CLOSED, FULL, json_line, read_json, write_atomically, write_json, writing
 from wmresearch.training.run_lock import RunBusyError, hold
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
@@ -83,12 +83,15 @@ class RunDirectory:
         Raises:
             RunBusyError: another process holds it. The lock of a process that died is free.
             ConfigError: there can be no such folder.
+            OSError: the disk is full, or this user may not write there.
         """
         with ExitStack() as held:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 held.enter_context(hold(self.path, _stop_this_process))
             except OSError as error:
+                if error.errno in (*FULL, *CLOSED):
+                    raise
                 problem = Problem(str(self.path), "", "", "a folder that can be made and written", error.strerror or "")
                 raise ConfigError([problem]) from None
             yield
@@ -220,7 +223,7 @@ class RunDirectory:
         return self._lines("ranks.jsonl")
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
+        with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json_line(value))
 
     def lines(self) -> dict[str, int]:
@@ -228,15 +231,20 @@ class RunDirectory:
         return {name: len(self._lines(name)) for name in _LOGS if (self.path / name).exists()}
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last line that was cut off is left out."""
+        """The lines of metrics.jsonl up to one that was cut off or is none."""
         return self._lines("metrics.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name
         if not path.exists():
             return []
-        whole = path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in whole]
+        lines = []
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            try:
+                lines.append(json.loads(line))
+            except ValueError:  # what a machine that lost its power left may be anything
+                break
+        return lines
 
     def rewind(self, step: int) -> None:
         """Cuts what is written by step back to a step: what came after will be written again.

@@ -59,7 +59,8 @@ def hold(folder: Path, lost: Callable[[], None] = lambda: None) -> Iterator[None
             ended.set()
             renewing.join()
             if _read(holder).get("token") == token:
-                holder.unlink(missing_ok=True)
+                with suppress(OSError):  # the folder cannot be written any more, of which more is said elsewhere
+                    holder.unlink()
     finally:
         lock.release()
 

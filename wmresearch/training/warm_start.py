@@ -39,7 +39,7 @@ class _Source:
 
     def params(self, transformer: Transformer) -> Params:
         like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
-        with open_checkpoints(self.directory.checkpoints, self.config.training.keep) as checkpoints:
+        with open_checkpoints(self.directory.checkpoints) as checkpoints:
             return checkpoints.restore_params(like, self.step)
 
 
