@@ -3,6 +3,7 @@
 from wmresearch.data.cache import build_once, cache_folder
 from wmresearch.data.catalog import CorpusRow, list_corpora, prepare
 from wmresearch.data.corpora import SplitSize, corpus_digest
+from wmresearch.data.mixture import training_stream
 from wmresearch.data.stream import Stream, evaluation_windows
 from wmresearch.data.tokenized import SplitTokens, TokenizedCorpus, load_corpus
 from wmresearch.data.tokenizers import Tokenizer, vocab_size
@@ -21,5 +22,6 @@ __all__ = [
     "list_corpora",
     "load_corpus",
     "prepare",
+    "training_stream",
     "vocab_size",
 ]
