@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +96,7 @@ class Symbols:
         """
         counts = np.bincount(tokens[:_COUNTED])
         frequent = np.argsort(-counts, kind="stable")[: min(MOST_SYMBOLS, np.count_nonzero(counts))]
-        dealt = frequent[_orders(1, len(frequent), seed, "symbols")[0]].astype(np.int32)
+        dealt = frequent[_order(_bits(len(frequent), seed, "symbols"))].astype(np.int32)
         half = len(dealt) // 2
         return cls(dealt[:half], dealt[half:])
 
@@ -123,11 +124,11 @@ class Recall:
         return tuple(2**i for i in range(1, len(self.sizes).bit_length()))
 
     def row(self, size: int, *purpose: str | int) -> NDArray[np.int32]:
-        draw = (self.seed, "recall", size, *purpose)
-        keys = self.symbols.keys[_orders(1, len(self.symbols.keys), *draw, "keys")[0, :size]]
-        values = self.symbols.values[_orders(1, len(self.symbols.values), *draw, "values")[0, :size]]
-        pairs = np.stack([keys, values], axis=1)
-        asked = _orders(-(-self.length // (2 * size)), size, *draw, "asked").ravel()
+        keys, values, rounds = self.symbols.keys, self.symbols.values, math.ceil(self.length / (2 * size))
+        draw = _bits(len(keys) + len(values) + rounds * size, self.seed, "recall", size, *purpose)
+        for_keys, for_values, for_asked = np.split(draw, [len(keys), len(keys) + len(values)])
+        pairs = np.stack([keys[_order(for_keys)[:size]], values[_order(for_values)[:size]]], axis=1)
+        asked = _order(for_asked.reshape(rounds, size)).ravel()
         return np.concatenate([pairs, pairs[asked]]).ravel()[: self.length]
 
     def asked(self, size: int) -> slice:
@@ -154,18 +155,22 @@ class Induction:
 
     def row(self, size: int, *purpose: str | int) -> NDArray[np.int32]:
         every = np.concatenate([self.symbols.keys, self.symbols.values])
-        once = every[_orders(1, len(every), self.seed, "induction", size, *purpose)[0, :size]]
-        return np.resize(once, self.length)
+        once = _order(_bits(len(every), self.seed, "induction", size, *purpose))[:size]
+        return np.resize(every[once], self.length)
 
     def copies(self, size: int) -> tuple[slice, slice]:
         """The places, in the first and in the second copy, that are followed by symbols 2 … n."""
         return slice(0, size - 1), slice(size, 2 * size - 1)
 
 
-def _orders(count: int, size: int, *draw: str | int) -> NDArray[np.intp]:
-    """So many permutations of `size` things: a function of the arguments, the same on every machine."""
-    bits = np.random.Philox(key=np.frombuffer(_digest(*draw), "<u8")).random_raw(count * size)
-    return np.argsort(bits.reshape(count, size), axis=1, kind="stable")
+def _order(bits: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """A permutation of the things along the last axis, by random bits for each."""
+    return np.argsort(bits, axis=-1, kind="stable")
+
+
+def _bits(count: int, *draw: str | int) -> NDArray[np.uint64]:
+    """Random bits as a function of the arguments: the same on every machine, and with every version of numpy."""
+    return np.random.Philox(key=np.frombuffer(_digest(*draw), "<u8")).random_raw(count)
 
 
 def _digest(*draw: str | int) -> bytes:
