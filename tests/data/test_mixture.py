@@ -18,7 +18,7 @@ SHARES = MixtureConfig(recall=0.2, induction=0.15)
 def kinds(batch_size, first, steps, shares=SHARES, context=24, seed=1):
     """0 text, 1 recall, 2 induction: of each row of so many steps, which has to be exactly the one it should be."""
     mixed, text = (made(batch_size, context, seed) for made in (lambda *a: Mixture(shares, TOKENS, *a), plain))
-    tasks = [kind(Symbols.of(TOKENS, seed), context + 1, seed) for kind in (Recall, Induction)]
+    tasks = [kind(Symbols.of(TOKENS, context, seed), context + 1, seed) for kind in (Recall, Induction)]
     found = np.empty((steps, batch_size), int)
     for step in range(steps):
         rows, texts = mixed.batch(first + step), text.batch(first + step)

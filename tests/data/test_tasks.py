@@ -48,8 +48,8 @@ RUNS = st.tuples(st.integers(2, 200), st.integers(4, 130), st.integers(0, 2**32 
 """Different symbols of a text, tokens of a row, seed."""
 
 
-def symbols_of(count, seed=0):
-    return Symbols.of(np.random.default_rng(1).permutation(np.arange(count).repeat(3)), seed)
+def symbols_of(count, seed=0, context=255):
+    return Symbols.of(np.random.default_rng(1).permutation(np.arange(count).repeat(3)), context, seed)
 
 
 @given(RUNS, st.data())
@@ -121,12 +121,14 @@ def test_rows_of_training_have_every_size():
 
 def test_the_symbols_are_the_most_frequent_and_the_seed_deals_them_out():
     tokens = np.repeat(np.arange(300), np.arange(300)).astype(np.uint16)
-    dealt = [Symbols.of(tokens, seed) for seed in (0, 0, 1)]
+    dealt = [Symbols.of(tokens, 300, seed) for seed in (0, 0, 1)]
     for symbols in dealt:
         assert sorted([*symbols.keys, *symbols.values]) == list(range(172, 300))
         assert len(symbols.keys) == len(symbols.values) == 64
     assert (dealt[0].keys == dealt[1].keys).all() and set(dealt[0].keys) != set(dealt[2].keys)
-    few = Symbols.of(np.array([7, 7, 7], np.uint8), 0)
+    less = Symbols.of(tokens, 16, 0)
+    assert sorted([*less.keys, *less.values]) == list(range(292, 300)), "as many as 16 positions need"
+    few = Symbols.of(np.array([7, 7, 7], np.uint8), 16, 0)
     assert (few.keys.tolist(), few.values.tolist()) == ([], [7])
 
 

@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_logits_at_the_places_that_are_asked(monkeypatch
                 judged += [(logits[at].argmax() == row[at + 1], -log_softmax(logits[at])[row[at + 1]]) for at in places]
             return np.mean(judged, axis=0)
 
-        recall, induction = (kind(Symbols.of(tokens, seed), 9, seed) for kind in (Recall, Induction))
+        recall, induction = (kind(Symbols.of(tokens, 8, seed), 9, seed) for kind in (Recall, Induction))
         (score,) = found.recall
         np.testing.assert_allclose((score.accuracy, score.loss), mean(recall, 2, (4, 6)), rtol=1e-12)
         second = mean(induction, 4, (4, 5, 6))

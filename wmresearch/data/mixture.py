@@ -37,7 +37,7 @@ class Mixture(Stream):
     def __init__(self, shares: MixtureConfig, tokens: NDArray[np.integer], *like: Any) -> None:
         """Raises ConfigError where there are too few symbols."""
         super().__init__(tokens, *like)
-        symbols = Symbols.of(tokens, self.seed)
+        symbols = Symbols.of(tokens, self.context, self.seed)
         self._tasks: list[tuple[float, Task]] = []
         until = 0.0
         for name, share, kind in (("recall", shares.recall, Recall), ("induction", shares.induction, Induction)):

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-MOST_SYMBOLS = 128
-"""That a task is written with."""
+LONGEST = 256
+"""Positions that a task needs, of a longer context."""
 _COUNTED = 1 << 22
 """Tokens among which the frequent symbols are found."""
 
@@ -89,13 +89,15 @@ class Symbols:
     values: NDArray[np.int32]
 
     @classmethod
-    def of(cls, tokens: NDArray[np.integer], seed: int) -> Symbols:
+    def of(cls, tokens: NDArray[np.integer], context: int, seed: int) -> Symbols:
         """The most frequent tokens of a text (of its first 4 million), dealt out by the seed.
 
-        So a model that learned from the text knows each of them, whatever the tokenizer.
+        So a model that learned from the text knows each of them, whatever the tokenizer. They are as many as the
+        largest tasks that have room need: 128 at most.
         """
         counts = np.bincount(tokens[:_COUNTED])
-        frequent = np.argsort(-counts, kind="stable")[: min(MOST_SYMBOLS, np.count_nonzero(counts))]
+        needed = min(context + 1, LONGEST) // 2
+        frequent = np.argsort(-counts, kind="stable")[: min(needed, np.count_nonzero(counts))]
         dealt = frequent[_order(_bits(len(frequent), seed, "symbols"))].astype(np.int32)
         half = len(dealt) // 2
         return cls(dealt[:half], dealt[half:])

@@ -12,14 +12,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
-from wmresearch.data.tasks import Induction, Recall, Symbols
+from wmresearch.data.tasks import LONGEST, Induction, Recall, Symbols
 from wmresearch.head_output.weights import Params
 from wmresearch.model.transformer import Apply
 
 ROWS = 128
 """Of each size."""
-LONGEST = 256
-"""Positions that are used, of a longer context."""
 TOKENS_PER_BATCH = 2048
 
 
@@ -82,7 +80,7 @@ def make_task_evaluator(
 
     def evaluator(params: Params) -> TaskScores:
         length = min(context, LONGEST) + 1
-        symbols = Symbols.of(tokens, seed)
+        symbols = Symbols.of(tokens, context, seed)
         recall, induction = Recall(symbols, length, seed), Induction(symbols, length, seed)
         asked = [(recall, pairs) for pairs in recall.curve] + [(induction, size) for size in induction.sizes[-1:]]
         if not asked:
