@@ -26,6 +26,7 @@ def columns(table: Table) -> list[Column]:
         Column("p (Holm)", lambda row: numbers.p_value(row.delta.p_holm if row.delta else None)),
         Column("test loss", lambda row: _estimate(row.test_loss)),
         Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
+        *_tasks(table),
         Column("parameters", lambda row: numbers.whole(row.parameters)),
         Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
         *_nonzeros(table),
@@ -51,6 +52,11 @@ def footnotes(table: Table) -> list[str]:
         f"Δ: validation loss minus that of {table.baseline} with the same seed and settings; 95 % paired t interval.",
         f"p: two-sided paired t test, Holm-corrected over the {family} planned comparison{'s' * (family != 1)}.",
     ]
+    if _tasks(table):
+        notes.append(
+            "Recall: accuracy of the value after a key, mean over 2, 4, 8, … pairs. Induction: accuracy in the second"
+            " copy of random symbols; gain: nats per token that it is better known than the first."
+        )
     if any(row.diverged for row in table.rows):
         notes.append("A row with a diverged seed has no p: its mean is over the seeds that survived.")
     if any("no spread" in row.flags for row in table.rows):
@@ -66,6 +72,20 @@ def footnotes(table: Table) -> list[str]:
         _made_from(table.sweep, made),
     ]
     return notes + list(made["notes"])
+
+
+def _tasks(table: Table) -> list[Column]:
+    """Each shown where some row knows it."""
+
+    def column(name: str) -> Column:
+        return Column(name, lambda row: _estimate(getattr(row.tasks, name)) if row.tasks else numbers.DASH)
+
+    known = [row.tasks for row in table.rows if row.tasks]
+    return [
+        column(name)
+        for name in ("recall", "induction", "gain")
+        if any(getattr(tasks, name).mean is not None for tasks in known)
+    ]
 
 
 def _nonzeros(table: Table) -> list[Column]:

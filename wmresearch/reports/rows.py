@@ -23,6 +23,18 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Tasks:
+    """What finished models do with random symbols. A mean is over all finished runs, or null."""
+
+    recall: Estimate
+    """Accuracy of the value after a key, mean over the numbers of pairs."""
+    induction: Estimate
+    """Accuracy in the second copy."""
+    gain: Estimate
+    """Nats per token that the second copy is better known than the first."""
+
+
+@dataclass(frozen=True)
 class Row:
     """An arm at one setting of the grid. `n` counts the finished runs that the means are over."""
 
@@ -55,6 +67,8 @@ class Row:
     """Fewer FLOPs than the baseline at the same setting; None where one of the two is unknown."""
     tokens_per_second: float | None
     """Median over the finished runs."""
+    tasks: Tasks | None = None
+    """None where no finished run was asked."""
 
     def to_dict(self) -> dict[str, Any]:
         out = {**asdict(self), "flags": list(self.flags)}
