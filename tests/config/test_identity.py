@@ -96,8 +96,8 @@ def test_every_field_either_changes_the_id_or_is_operational(path, annotation, o
 def test_the_marks_stand_where_the_design_says():
     marked = {".".join(name for name, _ in path) for path, _, operational in FIELDS if operational}
     assert marked == {
-        "training.diagnostics", "training.log_every", "training.steps_per_dispatch", "training.checkpoint_every",
-        "training.keep", "training.keep_every", "training.keep_best",
+        "training.diagnostics", "training.tasks", "training.log_every", "training.steps_per_dispatch",
+        "training.checkpoint_every", "training.keep", "training.keep_every", "training.keep_best",
         "parallel.mesh.data", "parallel.mesh.head", "parallel.mesh.run",
         "parallel.implementation", "parallel.shard_positions", "parallel.shard_optimizer",
         "tracking.wandb.mode", "tracking.wandb.project", "tracking.wandb.entity",

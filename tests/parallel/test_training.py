@@ -156,6 +156,15 @@ def test_a_run_whose_heads_lose_directions(text, tmp_path):
         np.testing.assert_allclose(moved_last[name], alone_last[name], rtol=1e-7)
 
 
+def test_a_run_on_text_and_tasks(text, tmp_path):
+    """Each device has its rows of the mixture, and the scores are those of one device."""
+    changes = DOUBLE | {"data__mixture": {"recall": 0.4, "induction": 0.3}, "data__batch_size": 8}
+    changes |= {"model__n_heads": 4, "training__steps": 5}
+    alone, divided = (train(config(text, **changes, **more), tmp_path / f"{more}"[:9]) for more in ({}, on(4, 2)))
+    for name in ("train_loss", "validation_loss", "recall_accuracy", "induction_accuracy", "induction_gain"):
+        assert divided[name] == pytest.approx(alone[name], rel=1e-9), name
+
+
 def train_until(config, path, step):
     """Trains a run up to a dispatch's end, as a signal would stop it."""
     from wmresearch.training.interruption import StopRequest

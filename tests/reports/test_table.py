@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.reports.test_rendering import markdown_cells
 from wmresearch.reports.table import build_table, render
 
 
@@ -17,7 +18,7 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
     promised = """arm settings n planned finished diverged failed flags learning_rate
         validation_loss test_loss bits_per_byte delta parameters
         head_output_parameters head_output_nonzeros total_rank flops_per_token training_flops saves_compute
-        tokens_per_second adjusted tuned reach"""
+        tokens_per_second adjusted tuned reach tasks"""
     for row in table["rows"]:
         assert list(row) == promised.split()
         for key in ("validation_loss", "test_loss", "bits_per_byte"):
@@ -227,6 +228,34 @@ def test_a_test_loss_of_some_seeds_only_is_not_averaged(sweep):
     row = folder.table()["rows"][1]
     assert row["test_loss"]["mean"] is None
     assert row["flags"] == ["test loss incomplete"]
+
+
+TASKS = {"recall_accuracy": 0.5, "induction_accuracy": 0.9, "induction_gain": 2.0}
+
+
+def test_recall_and_induction_are_shown_where_runs_know_them(sweep):
+    folder = sweep()
+    folder.fill()
+    assert "recall" not in render(build_table(folder.path))
+    for seed, loss in folder.RANK.items():
+        folder.run("W_M rank 16", seed, loss, **(TASKS | {"recall_accuracy": 0.5 + seed / 10}))
+    baseline, row = folder.table()["rows"]
+    assert baseline["tasks"] is None
+    assert row["tasks"]["recall"]["mean"] == pytest.approx(0.6) and row["tasks"]["gain"]["mean"] == 2.0
+    header, *cells = markdown_cells(render(build_table(folder.path)))
+    at = header.index("recall")
+    assert header[at : at + 3] == ["recall", "induction", "gain"]
+    assert [line[at : at + 3] for line in cells] == [["–"] * 3, ["0.60 ± 0.25", "0.9000 ± 0", "2.0000 ± 0"]]
+
+
+def test_scores_of_some_seeds_only_are_not_averaged(sweep):
+    folder = sweep()
+    folder.fill()
+    folder.run("W_M rank 16", 1, folder.RANK[1], **(TASKS | {"recall_accuracy": None}))
+    row = folder.table()["rows"][1]
+    assert {row["tasks"][name]["mean"] for name in ("recall", "induction", "gain")} == {None}
+    assert row["flags"] == ["induction accuracy incomplete"]
+    assert "recall" not in render(build_table(folder.path))
 
 
 def test_a_thousand_runs_take_seconds(sweep):

@@ -23,9 +23,9 @@ OPTIMIZED = True
 
 SUMMARY = {
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
-    "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest", "parameters",
-    "head_output_parameters", "head_output_nonzeros", "total_rank", "masked_dense", "flops_per_token",
-    "training_flops", "tokens_per_second", "wall_seconds",
+    "best_validation_loss", "test_loss", "bits_per_byte", "recall_accuracy", "induction_accuracy", "induction_gain",
+    "learning_rate", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank",
+    "masked_dense", "flops_per_token", "training_flops", "tokens_per_second", "wall_seconds",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_a_finished_run_has_all_its_files_and_they_agree(finished):
     path, chosen, summary = finished
     names = {item.name for item in path.iterdir()} - {".lock"}
     files = {"config.yaml", "metrics.jsonl", "timing.jsonl", "status.json", "summary.json", "manifest.json"}
-    assert names == files | {"checkpoints", "checkpoint_sums", "diagnostics.jsonl", "spectra"}
+    assert names == files | {"tasks.json", "checkpoints", "checkpoint_sums", "diagnostics.jsonl", "spectra"}
     assert summary == json.loads((path / "summary.json").read_text(encoding="utf-8"))
     assert summary.keys() == SUMMARY
     corpus = load_corpus(chosen.data)

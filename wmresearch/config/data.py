@@ -99,6 +99,24 @@ class BpeTokenizer(Config):
 Tokenizer = Annotated[ByteTokenizer | CharTokenizer | BpeTokenizer, Field(discriminator="kind"), NameAsKind]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class MixtureConfig(Config):
+    """Shares of a batch's rows that are tasks in place of text. The loss is over all tokens of all rows."""
+
+    recall: Share = 0.0
+    """Associative recall: pairs of a key and a value, then keys that are asked, each followed by its value."""
+    induction: Share = 0.0
+    """Repetition: random symbols, again and again."""
+
+    def checks(self) -> Iterator[Check]:
+        if self.recall + self.induction > 1:
+            yield Check("induction", f"at most {1 - self.recall:g}: no more than all rows are tasks", ("recall",))
+        if self.recall + self.induction == 0:
+            yield Check("recall", "a share of one of the tasks above 0, or no mixture", ("induction",))
+
+
 class DataConfig(Config):
     """Corpus, tokenizer, batch."""
 
@@ -108,6 +126,8 @@ class DataConfig(Config):
     """Sequences a step, over all devices."""
     split: Annotated[tuple[float, ...], AllowList] = (0.9, 0.05, 0.05)
     """Shares of train, validation and (where given) test."""
+    mixture: MixtureConfig | None = None
+    """Tasks among the rows of a batch; null: text alone. Losses of validation and test are always of text alone."""
 
     def checks(self) -> Iterator[Check]:
         if (

@@ -19,6 +19,8 @@ class TrainingConfig(Config):
     """Steps between evaluations of the whole validation split; the last step always has one. null: only the last."""
     diagnostics: Annotated[bool, Operational()] = True
     """Whether each evaluation measures the heads' maps: singular values, ranks, norms, overlap."""
+    tasks: Annotated[bool, Operational()] = True
+    """Whether the finished model is asked for associative recall and induction."""
     log_every: Annotated[int, Operational()] = Field(default=10, ge=1)
     """Steps between lines of metrics.jsonl."""
     steps_per_dispatch: Annotated[int, Operational()] = Field(default=16, ge=1)

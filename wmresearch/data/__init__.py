@@ -3,6 +3,7 @@
 from wmresearch.data.cache import build_once, cache_folder
 from wmresearch.data.catalog import CorpusRow, list_corpora, prepare
 from wmresearch.data.corpora import SplitSize, corpus_digest
+from wmresearch.data.mixture import training_stream
 from wmresearch.data.stream import Stream, evaluation_windows
 from wmresearch.data.tokenized import SplitTokens, TokenizedCorpus, load_corpus, symbols_of
 from wmresearch.data.tokenizers import Tokenizer, vocab_size
@@ -22,5 +23,6 @@ __all__ = [
     "load_corpus",
     "prepare",
     "symbols_of",
+    "training_stream",
     "vocab_size",
 ]

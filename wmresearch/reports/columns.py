@@ -33,6 +33,7 @@ def columns(table: Table) -> list[Column]:
         *_at_baseline(table),
         other,
         Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
+        *_tasks(table),
         Column("parameters", lambda row: numbers.whole(row.parameters)),
         Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
         *_nonzeros(table),
@@ -61,6 +62,11 @@ def footnotes(table: Table) -> list[str]:
         f"p: two-sided paired t test, Holm-corrected over the {family} planned comparison{'s' * (family != 1)}.",
     ]
     notes += [*_tuning_notes(table), *_matching_notes(table), *_reach_notes(table)]
+    if _tasks(table):
+        notes.append(
+            "Recall: accuracy of the value after a key, mean over 2, 4, 8, … pairs. Induction: accuracy in the second"
+            " copy of random symbols; gain: nats per token that it is better known than the first."
+        )
     if any(row.diverged for row in table.rows):
         notes.append("A row with a diverged seed has no p: its mean is over the seeds that survived.")
     if any("no spread" in row.flags for row in table.rows):
@@ -76,6 +82,20 @@ def footnotes(table: Table) -> list[str]:
         _made_from(table.sweep, made),
     ]
     return notes + list(made["notes"])
+
+
+def _tasks(table: Table) -> list[Column]:
+    """Each shown where some row knows it."""
+
+    def column(name: str) -> Column:
+        return Column(name, lambda row: _estimate(getattr(row.tasks, name)) if row.tasks else numbers.DASH)
+
+    known = [row.tasks for row in table.rows if row.tasks]
+    return [
+        column(name)
+        for name in ("recall", "induction", "gain")
+        if any(getattr(tasks, name).mean is not None for tasks in known)
+    ]
 
 
 def _nonzeros(table: Table) -> list[Column]:

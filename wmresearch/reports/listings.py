@@ -114,11 +114,13 @@ def run_listing(directory: Path, summary: dict[str, Any]) -> str:
         ("validation_loss", "nats/token (whole split)", ".4f"),
         ("test_loss", "nats/token (whole split)", ".4f"),
         ("bits_per_byte", "bits/byte", ".4f"),
+        ("recall_accuracy", "", ".3f"),
+        ("induction_accuracy", "", ".3f"),
         ("parameters", "", ",d"),
         ("tokens_per_second", "tokens/s", ",.0f"),
         ("wall_seconds", "s", ",.1f"),
     ):
-        if summary[key] is not None:
+        if summary.get(key) is not None:  # a run of earlier days has fewer
             lines.append(f"  {key.replace('_', ' '):18} {summary[key]:{form}} {unit}".rstrip())
     return "\n".join(lines) + "\n"
 

@@ -98,6 +98,9 @@ class Summary(_File):
     """May be NaN or infinite, which tells that the run diverged."""
     test_loss: Number = None
     bits_per_byte: Number = None
+    recall_accuracy: Number = None
+    induction_accuracy: Number = None
+    induction_gain: Number = None
     learning_rate: Number = None
     corpus_digest: str | None = None
     parameters: int | None = None

@@ -50,6 +50,18 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class Tasks:
+    """What finished models do with random symbols. A mean is over all finished runs, or null."""
+
+    recall: Estimate
+    """Accuracy of the value after a key, mean over the numbers of pairs."""
+    induction: Estimate
+    """Accuracy in the second copy."""
+    gain: Estimate
+    """Nats per token that the second copy is better known than the first."""
+
+
+@dataclass(frozen=True)
 class Row:
     """An arm at one setting. `n` counts the finished runs that the means are over."""
 
@@ -88,6 +100,8 @@ class Row:
     """None where the sweep does not tune."""
     reach: Reach | None = None
     """None where the sweep does not ask."""
+    tasks: Tasks | None = None
+    """None where no finished run was asked."""
 
     def to_dict(self) -> dict[str, Any]:
         out = {**asdict(self), "flags": list(self.flags)}

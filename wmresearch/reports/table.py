@@ -15,7 +15,7 @@ from wmresearch.reports.manifest import environment, table_manifest
 from wmresearch.reports.reach import reach
 from wmresearch.reports.records import Record, ReportError, TunedArm, setting_key, unplanned
 from wmresearch.reports.rendering import FORMATS, render
-from wmresearch.reports.rows import Delta, Row, Table, Tuning
+from wmresearch.reports.rows import Delta, Row, Table, Tasks, Tuning
 from wmresearch.reports.statistics import Estimate, holm, mean_interval, paired_difference
 from wmresearch.reports.sweep_runs import SweepRuns, read_runs, tuning_states
 
@@ -119,7 +119,15 @@ def _row(
         training_flops=_size(group, "training_flops"),
         saves_compute=None if flops is None or baseline_flops is None else flops < baseline_flops,
         tokens_per_second=exact.median(speeds) if speeds else None,
+        tasks=_tasks(finished),
     )
+
+
+def _tasks(finished: Sequence[Record]) -> Tasks | None:
+    keys = ("recall_accuracy", "induction_accuracy", "induction_gain")
+    if not any(_values(finished, key) for key in keys):
+        return None
+    return Tasks(*(_average(finished, key) for key in keys))
 
 
 def _values(records: Sequence[Record], key: str) -> list[Any]:
@@ -201,7 +209,7 @@ def _flags(group: Sequence[Record], baseline: Sequence[Record]) -> Iterator[str]
     yield from (f"mixed {name}" for key, name in facts.items() if finished and len(_different(group, key)) > 1)
     if _agreed(group, "masked_dense"):
         yield "masked dense: saves compute: no"
-    for key in ("test_loss", "bits_per_byte"):
+    for key in ("test_loss", "bits_per_byte", "induction_accuracy"):
         if 0 < len(_values(finished, key)) < len(finished):
             yield f"{key.replace('_', ' ')} incomplete"
     yield from (f"mixed {name}" for name, values in environment(counted).items() if len(values) > 1)

@@ -16,7 +16,7 @@ import jax
 
 from wmresearch.config import ConfigError, Problem, RunConfig, run_id
 from wmresearch.config.training import TrackingConfig, WandbConfig
-from wmresearch.data import Stream, TokenizedCorpus, load_corpus
+from wmresearch.data import Stream, TokenizedCorpus, load_corpus, training_stream
 from wmresearch.head_output import make_head_output
 from wmresearch.parallel.agreement import agreed, failing_together, first_failure, is_first, several
 from wmresearch.parallel.mesh import mesh_sizes
@@ -81,7 +81,7 @@ def train(
     report = report if is_first() else lambda _: None
     started = time.monotonic()
     corpus = unanimous(lambda: _corpus(config, report))
-    stream = Stream(corpus.splits["train"].tokens, config.data.batch_size, config.model.context, config.seed)
+    stream = training_stream(config, corpus)
     identity = run_id(config, corpus.digest)
     labels = labels or RunLabels(identity)
     shared = RunDirectory(path)
@@ -266,6 +266,8 @@ class _Run:
                     return None
             if stage.test is not None:
                 recorder.test(stage.test(state.params))
+            if training.tasks:
+                recorder.tasks(stage.tasks(state.params))
         return state
 
 

@@ -22,6 +22,7 @@ from wmresearch.training.run_directory import RunDirectory, RunLabels, State
 from wmresearch.training.speed import Speed
 from wmresearch.training.spikes import IN_A_ROW
 from wmresearch.training.step import Metrics
+from wmresearch.training.task_evaluation import TaskScores
 from wmresearch.training.trackers import RunIdentity, Tracker, make_tracker
 
 HEARTBEAT_SECONDS = 1.0
@@ -169,6 +170,11 @@ class Recorder:
     def test(self, result: Evaluation) -> None:
         """The test split was evaluated, once, at the end."""
         self._figures["test_loss"] = result.loss
+
+    def tasks(self, scores: TaskScores) -> None:
+        """The finished model was asked for tasks with a known answer."""
+        self._directory.write_tasks(scores.to_dict())
+        self._figures |= scores.figures()
 
     def finish(
         self, state: State, reason: str | None, started: float, failure: Failure | None = None

@@ -7,6 +7,7 @@ checkpoints/    parameters and optimizer state; checkpoint_sums/ of their files;
 diagnostics.jsonl   statistics of each head's map at each evaluation, and before the first step
 ranks.jsonl     the rank of each head after each cut, where heads find their ranks
 spectra/STEP.npz    its singular values `[layers, heads, r]`
+tasks.json      recall and induction of the finished model
 head_output.py  the file of a head output of the user's own, where the run has one
 error.txt       the traceback of what made the run fail, where it did
 """
@@ -41,9 +42,9 @@ FINAL: tuple[State, ...] = ("finished", "diverged")
 
 _SUMMARY_KEYS = (
     "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "failure", "step", "train_loss",
-    "validation_loss", "best_validation_loss", "test_loss", "bits_per_byte", "learning_rate", "corpus_digest",
-    "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank", "masked_dense", "flops_per_token",
-    "training_flops", "tokens_per_second", "wall_seconds",
+    "validation_loss", "best_validation_loss", "test_loss", "bits_per_byte", "recall_accuracy", "induction_accuracy",
+    "induction_gain", "learning_rate", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros",
+    "total_rank", "masked_dense", "flops_per_token", "training_flops", "tokens_per_second", "wall_seconds",
 )  # fmt: skip
 
 _LOGS = ("metrics.jsonl", "diagnostics.jsonl", "ranks.jsonl")
@@ -189,6 +190,9 @@ class RunDirectory:
         if details is not None:
             self.write_error(details)
         self.write_summary(labels, config, "failed", **kept, reason=reason, failure=failure)
+
+    def write_tasks(self, scores: Mapping[str, Any]) -> None:
+        write_json(self.path / "tasks.json", scores)
 
     def write_error(self, details: str) -> None:
         write_atomically(self.path / "error.txt", details)

@@ -1,0 +1,120 @@
+"""What a model can do that its loss may not show: associative recall and induction, on rows that it never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import NDArray
+
+from wmresearch.data.tasks import LONGEST, Induction, Recall, Symbols
+from wmresearch.head_output.weights import Params
+from wmresearch.model.transformer import Apply
+
+ROWS = 128
+"""Of each size."""
+TOKENS_PER_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class RecallScore:
+    """Of keys asked once each, after so many pairs."""
+
+    pairs: int
+    accuracy: float
+    """Share of the keys after which their value is the likeliest token."""
+    loss: float
+    """−ln p(value), nats."""
+
+
+@dataclass(frozen=True)
+class InductionScore:
+    """Of symbols 2 … n in two copies of n random symbols."""
+
+    symbols: int
+    accuracy: float
+    """Share of the second copy's that are the likeliest token."""
+    first_loss: float
+    """Nats a token in the first copy."""
+    second_loss: float
+
+    @property
+    def gain(self) -> float:
+        """Nats a token that the second copy is better known than the first."""
+        return self.first_loss - self.second_loss
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """Recall by the number of pairs, and induction; nothing where a row has no room for them."""
+
+    recall: tuple[RecallScore, ...]
+    induction: InductionScore | None
+    keys: int
+    """Symbols that a key is drawn from."""
+    values: int
+
+    def figures(self) -> dict[str, float | None]:
+        """What a summary says: the mean over the curve, and the induction scores."""
+        found = self.induction
+        return {
+            "recall_accuracy": float(np.mean([score.accuracy for score in self.recall])) if self.recall else None,
+            "induction_accuracy": found.accuracy if found else None,
+            "induction_gain": found.gain if found else None,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return self.figures() | asdict(self)
+
+
+def make_task_evaluator(
+    apply: Apply, tokens: NDArray[np.integer], context: int, seed: int
+) -> Callable[[Params], TaskScores]:
+    """A function from parameters to their scores, on rows that follow from the train split's symbols and the seed."""
+
+    def evaluator(params: Params) -> TaskScores:
+        length = min(context, LONGEST) + 1
+        symbols = Symbols.of(tokens, context, seed)
+        recall, induction = Recall(symbols, length, seed), Induction(symbols, length, seed)
+        asked = [(recall, pairs) for pairs in recall.curve] + [(induction, size) for size in induction.sizes[-1:]]
+        if not asked:
+            return TaskScores((), None, len(symbols.keys), len(symbols.values))
+        rows = np.stack([task.row(size, "evaluation", i) for task, size in asked for i in range(ROWS)])
+        hits, nats = (found.reshape(len(asked), ROWS, -1) for found in _predicted(apply, params, rows))
+        curve = []
+        for index, pairs in enumerate(recall.curve):
+            at = recall.asked(pairs)
+            curve.append(RecallScore(pairs, float(hits[index, :, at].mean()), float(nats[index, :, at].mean())))
+        repeated = None
+        for size in induction.sizes[-1:]:
+            first, second = induction.copies(size)
+            losses = (float(nats[-1, :, copy].mean()) for copy in (first, second))
+            repeated = InductionScore(size, float(hits[-1, :, second].mean()), *losses)
+        return TaskScores(tuple(curve), repeated, len(symbols.keys), len(symbols.values))
+
+    return evaluator
+
+
+def _predicted(apply: Apply, params: Params, rows: NDArray[np.int32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """(whether the next token is the likeliest, −ln p of it) at each place of the rows but the last."""
+    size = max(1, TOKENS_PER_BATCH // rows.shape[1])
+    batches = np.pad(rows, ((0, -len(rows) % size), (0, 0))).reshape(-1, size, rows.shape[1])
+
+    def predicted(params: Params, batches: Int[Array, "k b t1"]) -> tuple[Bool[Array, "k b t"], Float[Array, "k b t"]]:
+        def batch(tokens: Int[Array, "b t1"]) -> tuple[Bool[Array, "b t"], Float[Array, "b t"]]:
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+            logits = apply(params, inputs, None)
+            chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+            return logits.argmax(axis=-1) == targets, jax.nn.logsumexp(logits, axis=-1) - chosen
+
+        return jax.lax.map(batch, batches)
+
+    hits, nats = jax.device_get(jax.jit(predicted)(params, batches))
+    flat = lambda array: array.reshape(-1, rows.shape[1] - 1)[: len(rows)]
+    return flat(hits), flat(nats).astype(np.float64)
