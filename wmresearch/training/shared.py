@@ -66,6 +66,7 @@ class Shared:
             validate=first_alone(stage.validate),
             test=stage.test and first_alone(stage.test),
             measure=first_alone(stage.measure),
+            tasks=first_alone(stage.tasks),
             decay=first_alone(stage.decay),
         )
 
