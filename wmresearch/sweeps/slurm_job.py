@@ -1,0 +1,83 @@
+"""What a SLURM job does: it trains its runs; where it has to go before their end, it saves them and is queued again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from submitit.core.job_environment import JobEnvironment
+from submitit.core.utils import DelayedSubmission
+
+from wmresearch.sweeps.worker import train_one
+from wmresearch.training.interruption import StopRequest, stop_on_signal
+from wmresearch.training.run_directory import RunDirectory
+
+BUSY_SECONDS = 60.0
+"""So long it waits for the process that holds a run: a job that lost its node may be queued again before it is dead."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """Runs that one job trains, as submitit keeps them."""
+
+    directory: Path
+    """The sweep's."""
+    sweep: str
+    runs: tuple[dict[str, Any], ...]
+    tries: int
+    """So often it starts without coming further before it gives up."""
+    saved: int = 0
+    """Steps that checkpoints held when it was submitted, or queued again."""
+    fruitless: int = 0
+    """Starts in a row that added none."""
+
+    def __call__(self) -> dict[str, str]:
+        """Run → the state in which it was left."""
+        with stop_on_signal() as stop:  # in place of submitit's handlers, which do not wait for a checkpoint
+            states = {run["run_id"]: _train(self.directory, self.sweep, run, stop) for run in self.runs}
+        if "preempted" in states.values() and _to_be_queued_again():
+            signal.raise_signal(JobEnvironment._usr_sig())  # submitit's handler: `checkpoint`, requeue, exit
+        return states
+
+    def checkpoint(self) -> DelayedSubmission | None:
+        """What to queue again: submitit's hook, which it also calls where the signal comes before training listens."""
+        saved = saved_steps(self.directory, [run["run_id"] for run in self.runs])
+        fruitless = 0 if saved > self.saved else self.fruitless + 1
+        if fruitless >= self.tries:
+            return None
+        return DelayedSubmission(replace(self, saved=saved, fruitless=fruitless))
+
+
+def saved_steps(directory: Path, run_ids: list[str]) -> int:
+    """The sum over runs of the steps that their newest checkpoints hold."""
+    return sum(max(RunDirectory(directory / run_id).saved_steps(), default=0) for run_id in run_ids)
+
+
+def _train(directory: Path, sweep: str, run: dict[str, Any], stop: StopRequest) -> str:
+    end = time.monotonic() + BUSY_SECONDS
+    while stop.signal is None:
+        answer = io.StringIO()
+        train_one(directory, sweep, run, answer, stop)
+        state: str = json.loads(answer.getvalue())["state"]
+        if state != "busy" or time.monotonic() > end:
+            return state
+        time.sleep(1.0)
+    return "preempted"
+
+
+def _to_be_queued_again() -> bool:
+    """Whether this job was told to go by a time limit or by another job's priority.
+
+    One that was cancelled is over; one that lost its node was queued again by SLURM itself.
+    """
+    command = ["squeue", "--noheader", "--states=all", "--format=%T|%N", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    state, _, nodes = answer.partition("|")
+    return state != "CANCELLED" and nodes == os.environ["SLURM_JOB_NODELIST"]
