@@ -28,7 +28,7 @@ SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid

@@ -72,7 +72,7 @@ class SlurmOptions:
     """Other parameters of submitit's, or options of sbatch."""
 
 
-def options_of(texts: Iterable[str]) -> dict[str, Any]:
+def parameters_of(texts: Iterable[str]) -> dict[str, Any]:
     """`KEY=VALUE` as parameters: `qos=low` and `slurm_qos=low` are the same.
 
     Raises:

@@ -73,11 +73,10 @@ def _train(directory: Path, sweep: str, run: dict[str, Any], stop: StopRequest) 
 
 
 def _to_be_queued_again() -> bool:
-    """Whether this job was told to go by a time limit or by another job's priority.
+    """Whether this job was told to go while it could go on: by its time limit's warning, or for a job that comes first.
 
-    One that was cancelled is over; one that lost its node was queued again by SLURM itself.
+    One that was cancelled is over, and one that lost its node was queued again by SLURM itself.
     """
     command = ["squeue", "--noheader", "--states=all", "--format=%T|%N", f"--jobs={os.environ['SLURM_JOB_ID']}"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
-    state, _, nodes = answer.partition("|")
-    return state != "CANCELLED" and nodes == os.environ["SLURM_JOB_NODELIST"]
+    return answer == f"RUNNING|{os.environ['SLURM_JOB_NODELIST']}"
