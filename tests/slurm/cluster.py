@@ -19,6 +19,8 @@ from pathlib import Path
 
 NODES = ("n1", "n2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
+FIRST = "first"
+"""The partition whose jobs come before those of the other, which have to go after their grace time."""
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 CONFIG = """\
@@ -28,7 +30,7 @@ SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=5
+AuthInfo=socket={folder}/munge/socket,cred_expire=2
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -46,7 +48,10 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1
 KillWait=20
 MinJobAge=300
 ReturnToService=2
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName={first} Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -69,7 +74,7 @@ def cluster():
         (folder / "munge" / "key").write_bytes(os.urandom(1024))
         (folder / "munge" / "key").chmod(0o600)
         port, *ports = free_ports(1 + len(NODES))
-        lines = [CONFIG.format(folder=folder, port=port, user=getpass.getuser())]
+        lines = [CONFIG.format(folder=folder, port=port, user=getpass.getuser(), first=FIRST)]
         lines += [
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={number} CPUs=1 RealMemory=1000\n"
             for name, number in zip(NODES, ports, strict=True)

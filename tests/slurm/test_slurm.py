@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import asked, cluster, what_is_missing
+from tests.slurm.cluster import FIRST, asked, cluster, what_is_missing
 from tests.sweeps.mini import start_wm, wm, write_sweep
 from tests.training.examples import last_step, metrics_bytes, tiny, wait_until
 from wmresearch.sweeps import slurm
@@ -79,9 +79,7 @@ def trained(directory, arm):
     return run.run_id
 
 
-def test_what_is_cancelled_or_loses_its_node_is_submitted_again_and_the_results_are_the_local_ones(
-    engine, reference, tmp_path, capfd
-):
+def test_what_is_cancelled_loses_its_node_or_has_to_go_ends_as_if_it_had_run_here(engine, reference, tmp_path, capfd):
     file, local = reference
     directory = tmp_path / "runs"
     seen = {}
@@ -101,7 +99,13 @@ def test_what_is_cancelled_or_loses_its_node_is_submitted_again_and_the_results_
         wait_until(lambda: state_of(job) == "PENDING")
         asked("scontrol", "update", f"nodename={node}", "state=resume")
 
-    harming = [threading.Thread(target=harm, daemon=True) for harm in (cancel, lose)]
+    def preempt():
+        run = trained(directory, "W_M rank 3")
+        seen["preempted"] = job = records(directory)[run]["job"]
+        node = asked("squeue", "--noheader", "--format=%N", f"--jobs={job}")
+        asked("sbatch", f"--partition={FIRST}", f"--nodelist={node}", "--output=/dev/null", "--wrap=true")
+
+    harming = [threading.Thread(target=harm, daemon=True) for harm in (cancel, lose, preempt)]
     for thread in harming:
         thread.start()
     code, out, _ = wm(capfd, "sweep", file, "--dir", directory, "--launcher", "slurm")
@@ -112,15 +116,16 @@ def test_what_is_cancelled_or_loses_its_node_is_submitted_again_and_the_results_
     array = seen["cancelled"].removesuffix("_0")
     jobs = {run.arm: records(directory)[run.run_id]["job"] for run in statuses(directory)}
     assert jobs["decay 1"] == seen["lost"] == f"{array}_1", "SLURM itself queues again what lost its node"
-    assert jobs["W_M rank 3"] == f"{array}_2"
+    assert jobs["W_M rank 3"] == seen["preempted"] == f"{array}_2", "a job that has to go saves, and is queued again"
     assert not jobs["W_o"].startswith(f"{array}_")
-    assert "Restarts=1" in asked("scontrol", "show", "job", seen["lost"])
+    for job in (seen["lost"], seen["preempted"]):
+        assert "Restarts=1" in asked("scontrol", "show", "job", job)
     log = directory / "slurm" / f"{array}_0_0_log.err"
     reason = f"SLURM job {array}_0 was cancelled; see {log}; submitted again, try 1 of 3"
     assert (seen["summary"]["state"], seen["summary"]["reason"]) == ("pending", reason)
 
 
-def test_a_watcher_leaves_its_jobs_the_next_finds_them_and_one_that_is_preempted_goes_on_by_itself(
+def test_a_watcher_leaves_its_jobs_the_next_finds_them_and_a_time_limits_warning_is_heard(
     engine, reference, tmp_path, capfd
 ):
     file, local = reference

@@ -236,7 +236,7 @@ class SlurmLauncher:
         stated = {
             "job_name": self._sweep, "partition": options.partition, "account": options.account, "gres": options.gres,
             "cpus_per_task": options.cpus, "mem": options.memory, "time": options.minutes,
-            "array_parallelism": options.parallel or ARRAY_SIZE,
+            "signal_delay_s": min(90, 15 * options.minutes), "array_parallelism": options.parallel or ARRAY_SIZE,
             "srun_args": None if options.cpus is None else [f"--cpus-per-task={options.cpus}"],  # it inherits none
         }  # fmt: skip
         parameters = stated | {key: value for key, value in options.more.items() if key in own}

@@ -77,6 +77,7 @@ def _to_be_queued_again() -> bool:
 
     One that was cancelled is over, and one that lost its node was queued again by SLURM itself.
     """
-    command = ["squeue", "--noheader", "--states=all", "--format=%T|%N", f"--jobs={os.environ['SLURM_JOB_ID']}"]
+    # by its place in the array: the number in SLURM_JOB_ID is, for its last task, that of the whole array
+    command = ["squeue", "--noheader", "--states=all", "--format=%T|%N", f"--jobs={JobEnvironment().job_id}"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
     return answer == f"RUNNING|{os.environ['SLURM_JOB_NODELIST']}"
