@@ -15,7 +15,7 @@ from tests.training.examples import last_step, metrics_bytes, tiny, wait_until
 from wmresearch.sweeps import slurm
 from wmresearch.sweeps.launchers import LocalLauncher
 from wmresearch.sweeps.plan import make_plan
-from wmresearch.sweeps.slurm import job_states
+from wmresearch.sweeps.slurm import SlurmLauncher, SlurmOptions, job_states, parameters_of
 from wmresearch.sweeps.store import statuses, write_plan
 from wmresearch.training.run_directory import RunDirectory
 
@@ -96,7 +96,7 @@ def test_what_is_cancelled_loses_its_node_or_has_to_go_ends_as_if_it_had_run_her
         seen["lost"] = job = records(directory)[run]["job"]
         node = asked("squeue", "--noheader", "--format=%N", f"--jobs={job}")
         asked("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        wait_until(lambda: state_of(job) == "PENDING")
+        wait_until(lambda: "Restarts=1" in asked("scontrol", "show", "job", job))
         asked("scontrol", "update", f"nodename={node}", "state=resume")
 
     def preempt():
@@ -151,18 +151,19 @@ def test_a_watcher_leaves_its_jobs_the_next_finds_them_and_a_time_limits_warning
     assert_equal(directory, local)
 
 
-def test_a_job_that_never_comes_further_is_given_up_with_its_last_words(engine, reference, tmp_path, capfd):
-    file, directory = reference[0], tmp_path / "runs"
-    broken = ("--slurm", "setup=['echo no such module >&2', 'exit 3']")
-    code, out, _ = wm(capfd, "sweep", file, "arms={W_o: {}}", "--dir", directory, "--launcher", "slurm", *broken)
-    assert code == 1
-    (status,) = statuses(directory)
-    number = records(directory)[status.run_id]["job"]
-    log = directory / "slurm" / f"{number}_0_log.err"
-    reason = f"SLURM job {number} failed: no such module; see {log} (3 times without coming further)"
-    assert (status.state, status.reason) == ("failed", reason)
-    assert f"failed: W_o  seed 0 ({status.run_id}) {reason}" in out
-    assert len(list((directory / "slurm").glob("*_submitted.pkl"))) == 3
+def test_a_job_of_several_runs_that_never_comes_further_is_given_up_with_its_last_words(engine, tmp_path):
+    directory = tmp_path / "runs"
+    write_plan(directory, make_plan(write_sweep(tmp_path)))
+    options = SlurmOptions(more=parameters_of(["slurm_setup=['echo no such module >&2', 'exit 3']"]))
+    launcher = SlurmLauncher(directory, options, lambda runs: [runs[:2], runs[2:]])
+    assert launcher.run(lambda: None) and launcher.jobs() == []
+    jobs = [records(directory)[run.run_id]["job"] for run in statuses(directory)]
+    assert jobs[0] == jobs[1] != jobs[2] == jobs[3]
+    for run, job in zip(statuses(directory), jobs, strict=True):
+        log = directory / "slurm" / f"{job}_0_log.err"
+        reason = f"SLURM job {job} failed: no such module; see {log} (3 times without coming further)"
+        assert (run.state, run.reason) == ("failed", reason)
+    assert len(list((directory / "slurm").glob("*_submitted.pkl"))) == 3 * 2
 
 
 def test_what_slurm_refuses_is_said(engine, reference, tmp_path, capfd):

@@ -41,9 +41,23 @@ class SlurmJob:
     def __call__(self) -> dict[str, str]:
         """Run → the state in which it was left."""
         with stop_on_signal() as stop:  # in place of submitit's handlers, which do not wait for a checkpoint
-            states = {run["run_id"]: _train(self.directory, self.sweep, run, stop) for run in self.runs}
+            states = self._train(stop)
         if "preempted" in states.values() and _to_be_queued_again():
             signal.raise_signal(JobEnvironment._usr_sig())  # submitit's handler: `checkpoint`, requeue, exit
+        return states
+
+    def _train(self, stop: StopRequest) -> dict[str, str]:
+        states = {run["run_id"]: "preempted" for run in self.runs}
+        waiting, end = list(self.runs), time.monotonic() + BUSY_SECONDS
+        while waiting and stop.signal is None:
+            for run in waiting:
+                answer = io.StringIO()
+                if stop.signal is None:
+                    train_one(self.directory, self.sweep, run, answer, stop)
+                    states[run["run_id"]] = json.loads(answer.getvalue())["state"]
+            waiting = [run for run in waiting if states[run["run_id"]] == "busy" and time.monotonic() < end]
+            if waiting:
+                time.sleep(1.0)
         return states
 
     def checkpoint(self) -> DelayedSubmission | None:
@@ -58,18 +72,6 @@ class SlurmJob:
 def saved_steps(directory: Path, run_ids: list[str]) -> int:
     """The sum over runs of the steps that their newest checkpoints hold."""
     return sum(max(RunDirectory(directory / run_id).saved_steps(), default=0) for run_id in run_ids)
-
-
-def _train(directory: Path, sweep: str, run: dict[str, Any], stop: StopRequest) -> str:
-    end = time.monotonic() + BUSY_SECONDS
-    while stop.signal is None:
-        answer = io.StringIO()
-        train_one(directory, sweep, run, answer, stop)
-        state: str = json.loads(answer.getvalue())["state"]
-        if state != "busy" or time.monotonic() > end:
-            return state
-        time.sleep(1.0)
-    return "preempted"
 
 
 def _to_be_queued_again() -> bool:
