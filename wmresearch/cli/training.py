@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from wmresearch.cli import slurm
 from wmresearch.cli.arguments import Overrides
 from wmresearch.reports.numbers import duration
 from wmresearch.reports.progress import run_progress, steps_done, sweep_progress
@@ -23,6 +24,7 @@ app = typer.Typer()
 
 class Launcher(enum.StrEnum):
     local = "local"
+    slurm = "slurm"
 
 
 @app.command(epilog="Example: `wm train configs/base/tiny.yaml training.steps=50 --dir runs/first`")
@@ -81,7 +83,16 @@ def sweep(
     overrides: Overrides = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="Where the runs lie; runs/NAME unless given.")] = None,
     launcher: Annotated[Launcher, typer.Option(help="Where runs are trained.")] = Launcher.local,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="At once: worker processes (1 unless given), or SLURM jobs (no limit).")
+    ] = None,
+    partition: slurm.Partition = None,
+    account: slurm.Account = None,
+    gres: slurm.Gres = None,
+    minutes: slurm.Minutes = None,
+    cpus: slurm.Cpus = None,
+    memory: slurm.Memory = None,
+    more: slurm.More = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they take; train none.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a step of each arm.")] = False,
 ) -> None:
@@ -89,9 +100,11 @@ def sweep(
     from wmresearch.sweeps.launchers import LocalLauncher
     from wmresearch.sweeps.plan import extended, make_plan, results_in
     from wmresearch.sweeps.rounds import train_all
+    from wmresearch.sweeps.slurm import SlurmLauncher
     from wmresearch.sweeps.store import settings_text, statuses
 
-    del launcher  # there is one so far
+    asked = slurm.Asked(partition, account, gres, minutes, cpus, memory, more)
+    options = asked.options(launcher, jobs)
     line = ProgressLine()
     plan = make_plan(file, overrides or [], lambda message: line.update(message, force=True))
     directory = directory or Path("runs") / plan.sweep.name
@@ -99,14 +112,19 @@ def sweep(
         from wmresearch.reports.planned import plan_listing
 
         say = (lambda message: line.update(message, force=True)) if measure else None
-        listing = plan_listing(extended(plan, results_in(directory)), directory, jobs, say)
+        listing = plan_listing(extended(plan, results_in(directory)), directory, jobs or 1, say)
         line.close()
         sys.stdout.write(listing)
         return
     started = time.monotonic()
     before = steps_done(directory) if (directory / "sweep.json").exists() else 0
-    watch = lambda: line.update(sweep_progress(directory, plan.sweep.name, started, before))
-    completed = train_all(plan, directory, lambda: LocalLauncher(directory, jobs).run(watch))
+
+    def launch() -> bool:
+        engine = LocalLauncher(directory, jobs or 1) if options is None else SlurmLauncher(directory, options)
+        progress = lambda: sweep_progress(directory, plan.sweep.name, started, before) + slurm.note(engine)
+        return engine.run(lambda: line.update(progress()))
+
+    completed = train_all(plan, directory, launch)
     line.close()
     runs = statuses(directory)
     finished = sum(run.state == "finished" for run in runs)
@@ -116,9 +134,12 @@ def sweep(
     for run in rest:
         which = f"{run.arm} {settings_text(run.settings)} seed {run.seed} ({run.run_id})"
         print(f"  {run.state}: {which} {run.reason or ''}".rstrip())
-    workers = ["--jobs", str(jobs)] if jobs > 1 else []
-    again = shlex.join(["wm", "sweep", file, *(overrides or []), "--dir", str(directory), *workers])
+    how = ["--launcher", "slurm", *asked.flags()] if options else []
+    how += ["--jobs", str(jobs)] if jobs is not None and (options or jobs > 1) else []
+    again = shlex.join(["wm", "sweep", file, *(overrides or []), "--dir", str(directory), *how])
     if not completed:
+        if options is not None:
+            print(slurm.parting(SlurmLauncher(directory, options), directory))
         print(f"interrupted; go on with: {again}")
         raise typer.Exit(75)
     if any(run.state != "diverged" for run in rest):
