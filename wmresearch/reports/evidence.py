@@ -84,7 +84,9 @@ class Group:
     """A row of the table and its runs."""
 
     arm: int
-    """The arm's place in the plan."""
+    """The arm's number in the plan."""
+    place: int
+    """0 for the baseline, then the other arms in the plan's order."""
     name: str
     row: Row
     runs: tuple[Run, ...]
@@ -99,7 +101,9 @@ class Group:
 
     @property
     def label(self) -> str:
-        return self.name if self.row.n or not self.counted else f"{self.name} (unfinished)"
+        if self.row.n:
+            return self.name
+        return f"{self.name} ({'unfinished' if self.counted else 'diverged' if self.row.diverged else 'no run'})"
 
     @property
     def loss(self) -> float:
@@ -166,4 +170,11 @@ def _group(sweep: SweepRuns, records: Sequence[Record], rows: dict[tuple[str, st
     varied = [f"{key.rpartition('.')[2]} {setting_text(planned.settings[key])}" for key in sweep.varied]
     name = " · ".join([planned.arm, *varied])
     row = rows[planned.arm, setting_key(planned.settings)]
-    return Group(sweep.plan.arms.index(planned.arm), name, row, runs, measured)
+    arm = sweep.plan.arms.index(planned.arm)
+    return Group(arm, place(sweep, planned.arm), name, row, runs, measured)
+
+
+def place(sweep: SweepRuns, arm: str) -> int:
+    """0 for the baseline, then the other arms in the plan's order."""
+    others = [other for other in sweep.plan.arms if other != sweep.plan.baseline]
+    return 0 if arm == sweep.plan.baseline else 1 + others.index(arm)

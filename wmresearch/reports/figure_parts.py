@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ COLUMN = 3.4
 """Inches: the width of one of two columns of a page."""
 MOST_GROUPS = 8
 """Lines that a figure of a column can carry."""
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 7.5,
     "axes.titlesize": 7.5,
     "axes.labelsize": 7.5,
@@ -72,23 +73,16 @@ class Mark:
     dash: Any
     marker: str
 
-
-def mark(place: int, baseline: bool) -> Mark:
-    """Of the row at a place among those that are drawn, the baseline's apart."""
-    if baseline:
-        return Mark(BASELINE, _DASHES[0], _MARKERS[0])
-    index = place + 1
-    return Mark(COLOURS[place % len(COLOURS)], _DASHES[index % len(_DASHES)], _MARKERS[index % len(_MARKERS)])
+    @property
+    def line(self) -> dict[str, Any]:
+        """For `Axes.plot`."""
+        return {"color": self.colour, "linestyle": self.dash, "marker": self.marker}
 
 
-def marks(groups: Sequence[Group], baseline: str) -> list[Mark]:
-    """Of each of the rows."""
-    found, place = [], 0
-    first = next((group for group in groups if group.row.arm == baseline), None)
-    for group in groups:
-        found.append(mark(place, group is first))
-        place += group is not first
-    return found
+def mark(place: int) -> Mark:
+    """Of the arm at a place, 0 the baseline: the same in all figures and on the page."""
+    colour = COLOURS[(place - 1) % len(COLOURS)] if place else BASELINE
+    return Mark(colour, _DASHES[place % len(_DASHES)], _MARKERS[place % len(_MARKERS)])
 
 
 def chosen(groups: Sequence[Group], baseline: str) -> tuple[list[Group], str]:
@@ -171,13 +165,16 @@ def files(drawing: Drawing) -> dict[str, bytes]:
     drawing.figure.set_layout_engine("none")
     for form, more in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 220})):
         data = io.BytesIO()
-        drawing.figure.savefig(data, format=form, **more)  # type: ignore[arg-type]
+        drawing.figure.savefig(data, format=form, **more)
         out[form] = data.getvalue()
     return out
 
 
-def style() -> AbstractContextManager[None]:
-    """The look of all figures; nothing outside changes."""
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of all figures; nothing outside changes. A letter that the font lacks is drawn as a box."""
     import matplotlib as mpl
 
-    return mpl.rc_context(STYLE)
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield

@@ -13,7 +13,7 @@ from wmresearch.reports.figure_parts import (
     Drawing,
     column,
     legend,
-    marks,
+    mark,
     plain,
     spread_ticks,
     unit,
@@ -49,12 +49,10 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
         raise CannotDrawError(f"fewer than two different values of: {title}" if points else f"unknown: {title}")
     figure, axes = column(2.5)
     panel = axes[0, 0]
-    groups = [group for group, _ in points]
-    looks = _looks(groups, evidence)
     scale, prefix = unit([x for _, x in points])
     named: set[str] = set()
-    for (group, x), look in zip(points, looks, strict=True):
-        found = group.row.validation_loss
+    for group, x in points:
+        found, look = group.row.validation_loss, mark(group.place)
         half = None if found.low is None or found.high is None else (found.high - found.low) / 2
         label = plain(group.row.arm)
         panel.errorbar(
@@ -81,13 +79,6 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
 
 
 _FRONT = "Line: rows than which no other has both a lower mean loss and a lower cost."
-
-
-def _looks(groups: Sequence[Group], evidence: Evidence) -> list:
-    """All rows of an arm look alike."""
-    firsts = list({group.arm: group for group in groups}.values())
-    by_arm = dict(zip((group.arm for group in firsts), marks(firsts, evidence.baseline), strict=True))
-    return [by_arm[group.arm] for group in groups]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wmresearch.reports.curves import Band, band, thinned
 from wmresearch.reports.evidence import Evidence, Group, Run, read_arrays
-from wmresearch.reports.figure_parts import CannotDrawError, Drawing, chosen, column, legend, marks, outer_labels, plain
+from wmresearch.reports.figure_parts import CannotDrawError, Drawing, chosen, column, legend, mark, outer_labels, plain
 from wmresearch.reports.figures_training import draw_band
 from wmresearch.reports.statistics import mean_interval
 
@@ -25,22 +25,20 @@ def spectra_curves(evidence: Evidence) -> Drawing:
     """σ_k / σ_1 of each arm's heads, layer by layer: median over heads, and the range of its middle half."""
     found, note = _last(evidence, "singular_values")
     layers = _some(found[0][1].shape[0], _LAYERS)
-    rows = math.ceil(len(layers) / 2)
+    rows, lowest = math.ceil(len(layers) / 2), 1.0
     figure, axes = column(0.5 + 1.35 * rows, rows, min(2, len(layers)), sharex=True, sharey=True)
-    looks = marks([group for group, _, _ in found], evidence.baseline)
     for panel, layer in zip(axes.flat, layers, strict=False):
-        for (group, values, _), look in zip(found, looks, strict=True):
+        for group, values, _ in found:
             if layer >= values.shape[0]:
                 continue
             index, middle, low, high = _relative(values[layer])
             every = max(1, len(index) // 6)
-            panel.plot(
-                index, middle, color=look.colour, linestyle=look.dash, marker=look.marker, markevery=every,
-                label=plain(group.label),
-            )  # fmt: skip
+            look, lowest = mark(group.place), min(lowest, float(middle.min()))
+            panel.plot(index, middle, markevery=every, label=plain(group.label), **look.line)
             panel.fill_between(index, low, high, color=look.colour, alpha=0.14, linewidth=0)
         panel.set_title(f"layer {layer}")
         panel.set_yscale("log")
+    axes.flat[0].set_ylim(0.5 * lowest, 2)
     for panel in axes.flat[len(layers) :]:
         panel.set_axis_off()
     outer_labels(axes, len(layers), "index k", "σₖ / σ₁")
@@ -56,7 +54,7 @@ def _relative(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], ...]:
     floor = values.shape[-1] * float(np.finfo(np.float32).eps)
     middle, low, high = (np.maximum(np.quantile(shares, q, axis=0), floor) for q in (0.5, 0.25, 0.75))
     kept = max(1, int((middle > floor).sum()))
-    return np.arange(1, kept + 1), middle[:kept], low[:kept], high[:kept]  # type: ignore[return-value]
+    return np.arange(1, kept + 1), middle[:kept], low[:kept], high[:kept]
 
 
 def spectra_heat(evidence: Evidence) -> Drawing:
@@ -125,8 +123,8 @@ def effective_rank(evidence: Evidence) -> Drawing:
     if not any(len(found.steps) > 1 for _, found in bands):
         raise CannotDrawError(_NO_SPECTRA)
     figure, axes = column(2.4)
-    for (group, found), look in zip(bands, marks([group for group, _ in bands], evidence.baseline), strict=True):
-        draw_band(axes[0, 0], found, look, plain(group.label))
+    for group, found in bands:
+        draw_band(axes[0, 0], found, mark(group.place), plain(group.label))
     axes[0, 0].set_xlabel("step")
     axes[0, 0].set_ylabel("effective rank")
     legend(figure, axes[0, 0])
@@ -152,17 +150,16 @@ def rank_by_layer(evidence: Evidence) -> Drawing:
         raise CannotDrawError("no run's heads found their ranks (ranks.jsonl)")
     figure, axes = column(2.4)
     panel = axes[0, 0]
-    looks = marks(groups, evidence.baseline)
-    for place, (group, look) in enumerate(zip(groups, looks, strict=True)):
+    for number, group in enumerate(groups):
         sums = np.array(_allocations(group), float)
         estimates = [mean_interval(list(map(float, layer))) for layer in sums.T]
         means = np.array([found.mean for found in estimates], float)
         highs = np.array([np.nan if found.high is None else found.high for found in estimates], float)
-        shift = (place - (len(groups) - 1) / 2) * 0.08
+        shift = (number - (len(groups) - 1) / 2) * 0.08
         half = highs - means if len(sums) > 1 else None
         panel.errorbar(
-            np.arange(len(means)) + shift, means, yerr=half, color=look.colour, linestyle=look.dash,
-            marker=look.marker, capsize=2, elinewidth=0.8, label=plain(group.label),
+            np.arange(len(means)) + shift, means, yerr=half, capsize=2, elinewidth=0.8, label=plain(group.label),
+            **mark(group.place).line,
         )  # fmt: skip
     panel.set_xticks(_some(max(len(_allocations(group)[0]) for group in groups), 12))
     panel.set_ylim(bottom=0)
@@ -187,9 +184,9 @@ def truncation(evidence: Evidence) -> Drawing:
         raise CannotDrawError(f"no run has a truncation.json, as `{command}` writes it")
     figure, axes = column(2.4)
     panel = axes[0, 0]
-    for group, look in zip(groups, marks(groups, evidence.baseline), strict=True):
+    for group in groups:
         ranks, losses = zip(*_truncated(group), strict=True)
-        panel.plot(ranks, losses, color=look.colour, linestyle=look.dash, marker=look.marker, label=plain(group.label))
+        panel.plot(ranks, losses, label=plain(group.label), **mark(group.place).line)
     panel.set_xlabel("rank that each map is cut to")
     panel.set_ylabel("added validation loss (nats/token)")
     legend(figure, panel)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wmresearch.reports.curves import Band, thinned
-from wmresearch.reports.evidence import Evidence, Group
-from wmresearch.reports.figure_parts import CannotDrawError, Drawing, Mark, chosen, column, legend, mark, marks, plain
+from wmresearch.reports.evidence import Evidence, Group, place
+from wmresearch.reports.figure_parts import CannotDrawError, Drawing, Mark, chosen, column, legend, mark, plain
 from wmresearch.reports.records import Record
 from wmresearch.reports.statistics import mean_interval
 
@@ -35,9 +35,8 @@ def learning_curves(evidence: Evidence, metric: str) -> Drawing:
         raise CannotDrawError(f"no run has logged {metric} at two steps")
     figure, axes = column(2.5)
     panel = axes[0, 0]
-    looks = marks([group for group, _ in bands], evidence.baseline)
-    for (group, found), look in zip(bands, looks, strict=True):
-        draw_band(panel, found, look, plain(group.label))
+    for group, found in bands:
+        draw_band(panel, found, mark(group.place), plain(group.label))
     panel.set_ylim(*_window([found for _, found in bands]))
     panel.set_xlabel("step")
     panel.set_ylabel(LOSSES[metric])
@@ -61,10 +60,7 @@ def draw_band(panel: Axes, found: Band, look: Mark, label: str) -> None:
     kept = thinned(len(found.steps), _POINTS)
     steps = found.steps[kept]
     every = max(1, len(kept) // _MARKS)
-    panel.plot(
-        steps, found.mean[kept], color=look.colour, linestyle=look.dash, marker=look.marker,
-        markevery=every, label=label,
-    )  # fmt: skip
+    panel.plot(steps, found.mean[kept], markevery=every, label=label, **look.line)
     if found.n > 1:
         panel.fill_between(steps, found.low[kept], found.high[kept], color=look.colour, alpha=0.16, linewidth=0)
 
@@ -87,16 +83,14 @@ def learning_rate_sensitivity(evidence: Evidence) -> Drawing:
     arms = sorted(several, key=evidence.sweep.plan.arms.index)
     figure, axes = column(2.5)
     panel = axes[0, 0]
-    place, tops = 0, []
+    tops: list[float] = []
     for arm in arms:
-        look = mark(place, arm == evidence.baseline)
-        place += arm != evidence.baseline
+        look = mark(place(evidence.sweep, arm))
         rates = sorted(rate for rate, records in several[arm].items() if _losses(records))
         estimates = [mean_interval(_losses(several[arm][rate])) for rate in rates]
         means = np.array([estimate.mean for estimate in estimates], float)
         tops += list(means)
-        style = {"color": look.colour, "linestyle": look.dash, "marker": look.marker, "label": plain(arm)}
-        panel.plot(rates, means, **style)
+        panel.plot(rates, means, label=plain(arm), **look.line)
         if any(estimate.low is not None for estimate in estimates):
             low, high = (np.array([getattr(e, part) for e in estimates], float) for part in ("low", "high"))
             panel.fill_between(rates, low, high, color=look.colour, alpha=0.16, linewidth=0)

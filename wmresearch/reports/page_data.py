@@ -69,7 +69,7 @@ def _group(
         "name": group.name,
         "arm": group.arm,
         "baseline": group.row.arm == evidence.baseline,
-        "unfinished": not group.row.n,
+        "label": group.label,
         "loss": [loss.mean, loss.low, loss.high],
         "n": group.row.n,
         "costs": {name: value(group) for name, (_, value) in COSTS.items()},

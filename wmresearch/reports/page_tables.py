@@ -80,18 +80,21 @@ def configs(evidence: Evidence) -> str:
         changed = sorted(key for key in {*base, *own} if base.get(key) != own.get(key)) if own else []
         if not changed:
             what = "the same as the baseline" if own else "no config yet"
-            lines.append(f'<tr><th scope="row">{escape(group.name)}</th><td colspan="3" class="quiet">{what}</td></tr>')
-        for number, key in enumerate(changed):
-            name = f'<th scope="row" rowspan="{len(changed)}">{escape(group.name)}</th>' if number == 0 else ""
-            cells = "".join(f"<td><code>{escape(_value(side, key))}</code></td>" for side in (base, own))
-            lines.append(f"<tr>{name}<td><code>{escape(key)}</code></td>{cells}</tr>")
+            lines.append(f'<tr><th scope="row">{escape(group.name)}</th><td class="quiet">{what}</td></tr>')
+            continue
+        changes = "".join(_change(key, _value(base, key), _value(own, key)) for key in changed)
+        lines.append(f'<tr><th scope="row">{escape(group.name)}</th><td class="changes">{changes}</td></tr>')
     whole = "\n".join(f"{key}: {_value(base, key)}" for key in base)
-    head = f"<tr><th>arm</th><th>key</th><th>{escape(evidence.baseline)}</th><th>here</th></tr>"
+    head = f"<tr><th>arm</th><th>key: value in {escape(evidence.baseline)} → value here</th></tr>"
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Differences of configs"><table class="plain">'
-        f"<thead>{head}</thead><tbody>{''.join(lines)}</tbody></table></div>"
-        f"<details><summary>The whole config of {escape(evidence.baseline)}</summary><pre>{escape(whole)}</pre></details>"
+        f"<thead>{head}</thead><tbody>{''.join(lines)}</tbody></table></div><details>"
+        f"<summary>The whole config of {escape(evidence.baseline)}</summary><pre>{escape(whole)}</pre></details>"
     )
+
+
+def _change(key: str, old: str, new: str) -> str:
+    return f"<div><code>{escape(key)}</code> <span>{escape(old)} → <b>{escape(new)}</b></span></div>"
 
 
 def _config(group: Group) -> dict[str, Any]:
@@ -134,7 +137,8 @@ def failures(evidence: Evidence) -> str:
         lines.append(
             f'<tr><th scope="row">{escape(group.name)}</th><td class="number">{run.seed}</td>'
             f'<td><span class="state {escape(record.state.split()[0], quote=True)}">{escape(record.state)}</span></td>'
-            f'<td class="number">{evidence.steps(run):,}</td><td>{escape(record.reason) or _ABSENT}{error}</td>'
+            f'<td class="number">{evidence.steps(run):,}</td>'
+            f'<td class="why">{escape(record.reason) or _ABSENT}{error}</td>'
             f"<td><code>{escape(record.planned.run_id)}</code></td></tr>"
         )
     more = len(found) - _MOST_FAILURES

@@ -38,7 +38,7 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
     if best is not None:
         found.append((f"lowest of the others: {best.name}", estimate(best.row.validation_loss), "mean over its seeds"))
         if best.row.delta is not None and best.row.delta.mean is not None:
-            found.append(("its difference", _delta(best.row.delta), _p(best.row.delta)))
+            found.append(("its difference to the baseline", _delta(best.row.delta), _p(best.row.delta)))
     return found
 
 
@@ -83,7 +83,7 @@ def _losses(evidence: Evidence) -> Iterator[str]:
         text = f"The lowest mean of the other rows is that of {best.name}: {estimate(best.row.validation_loss)}"
         delta = best.row.delta
         if delta is not None and delta.mean is not None:
-            text += f", {_delta(delta)} to the baseline with the same seeds and settings ({_p(delta)})"
+            text += f", {_delta(delta)} to the baseline with the same seeds and settings, {_p(delta)}"
         yield text + "."
 
 

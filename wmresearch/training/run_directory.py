@@ -196,7 +196,7 @@ class RunDirectory:
             folder = self.path / "spectra"
             folder.mkdir(exist_ok=True)
             data = io.BytesIO()
-            np.savez(data, **arrays)
+            np.savez(data, **arrays)  # type: ignore[arg-type]
             write_atomically(folder / f"{step:08d}.npz", data.getvalue())
 
     def diagnostics(self) -> list[dict[str, Any]]:

@@ -88,8 +88,7 @@ function readyArms(data, state, draw) {
       saved.write(state.kept());
       draw();
     });
-    const name = group.unfinished ? `${group.name} (unfinished)` : group.name;
-    byId("arms").append(make("label", {}, box, swatch(group), name));
+    byId("arms").append(make("label", {}, box, swatch(group), group.label));
     return [box, group];
   });
   const all = (checked) => {
@@ -131,7 +130,7 @@ function curvesNote(data, state) {
       ? `Of up to ${whole(logged)} logged steps of a curve ${whole(kept)} are drawn, evenly chosen; their values are the run's own.`
       : "Every logged step is drawn.",
   ];
-  if (state.mode === "mean") parts.push("Means are over the finished seeds; shade: 95 % t interval.");
+  if (state.mode === "mean") parts.push("Means are over the finished seeds; shade: 95 % t interval. What diverged is shown run by run.");
   if (!state.logy && !state.logx && /loss|bits/.test(state.metric)) {
     parts.push("The fall of the first steps runs out at the top: double-click shows all.");
   }

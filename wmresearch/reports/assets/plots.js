@@ -55,7 +55,7 @@ function drawCurves(data, state) {
     if (points && points[0].n > 1) {
       const edges = [points.map((p) => p.mean + p.half), points.map((p) => p.mean - p.half)];
       const edge = { x: steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, meta: "band" };
-      traces.push({ ...edge, y: edges[0] }, { ...edge, y: edges[1], fill: "tonexty", fillcolor: `${colour}26` });
+      traces.push({ ...edge, y: edges[0] }, { ...edge, y: edges[1], fill: "tonexty", fillcolor: colour + (lines.length > 3 ? "1a" : "2b") });
     }
     const few = steps.length <= 30;
     traces.push({
@@ -64,7 +64,7 @@ function drawCurves(data, state) {
       marker: { symbol: marker, size: 7, color: colour },
     });
   }
-  const layout = layoutOf("step", plainText(state.metric.replaceAll("_", " ")), {
+  const layout = layoutOf("step", plainText(titleOf(state.metric)), {
     hovermode: "x", hoverdistance: -1, uirevision: `${state.metric} ${state.logx} ${state.logy}`,
   });
   layout.xaxis.type = state.logx ? "log" : "linear";
@@ -73,6 +73,11 @@ function drawCurves(data, state) {
   if (range) layout.yaxis.range = range;
   if (!lines.length) layout.annotations = [nothing("Nothing to draw: choose a row above.")];
   return Plotly.react(plot, traces, layout, PLOT_CONFIG);
+}
+
+function titleOf(metric) {
+  const name = metric.replaceAll("_", " ");
+  return /loss$/.test(metric) ? `${name} (nats/token)` : name;
 }
 
 function nothing(text) {
@@ -218,7 +223,7 @@ function drawSpectra(data, state) {
   found.heads.forEach((head, h) => {
     traces.push({
       x: found.index, y: drawn(found.sigma(0, state.layer, h)), mode: "lines", hoverinfo: "skip",
-      line: { color: colourOf("line"), width: 1.2 },
+      opacity: 0.4, line: { color: colourOf("quiet"), width: 1.2 },
     });
   });
   found.heads.forEach((head, h) => {

@@ -31,6 +31,7 @@ const SVG_MARKERS = [
   "M15 3a4 4 0 1 0 .01 0z", "M11.5 3.5h7v7h-7z", "M15 2.5l4.5 8h-9z", "M15 2l5 5-5 5-5-5z", "M15 11.5l4.5-8h-9z",
   "M13 2.5h4v2.5h2.5v4H17v2.5h-4V9h-2.5V5H13z", "M11 4.5L12.500 3l2.500 2.500L17.500 3 19 4.500 16.500 7 19 9.500 17.500 11 15 8.500 12.500 11 11 9.500 13.500 7z",
 ];
+const coarse = matchMedia("(pointer: coarse)");
 const darkMode = matchMedia("(prefers-color-scheme: dark)");
 
 function look(group) {
@@ -134,19 +135,20 @@ function colourOf(name) {
 function layoutOf(x, y, more = {}) {
   const axis = {
     gridcolor: colourOf("grid"), linecolor: colourOf("line"), zeroline: false, ticks: "outside", ticklen: 4,
-    tickcolor: colourOf("line"), automargin: true, fixedrange: matchMedia("(pointer: coarse)").matches,
+    tickcolor: colourOf("line"), automargin: true, fixedrange: coarse.matches,
   };
+  const title = { font: { size: 13 } };
   return {
-    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colourOf("quiet") },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colourOf("quiet") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
     margin: { l: 52, r: 14, t: 12, b: 46 }, dragmode: "zoom",
-    xaxis: { ...axis, title: { text: x, standoff: 10 } }, yaxis: { ...axis, title: { text: y, standoff: 8 } }, ...more,
+    xaxis: { ...axis, title: { text: x, standoff: 10, ...title } }, yaxis: { ...axis, title: { text: y, standoff: 8, ...title } }, ...more,
   };
 }
 
 const PLOT_CONFIG = {
   displaylogo: false, responsive: true, doubleClick: "reset+autosize",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], displayModeBar: "hover",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], displayModeBar: coarse.matches ? false : "hover",
 };
 
 /* Plotly reads some HTML in the texts that it draws. */
