@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.sweeps.mini import mini_sweep
 from wmresearch.reports.page_files import write_report
 from wmresearch.reports.table import build_table
 from wmresearch.training.run_directory import RunDirectory
@@ -26,13 +25,6 @@ def browser():
         found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield found
         found.close()
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The sweep's directory, and its page."""
-    runs = mini_sweep() / "runs"
-    return runs, write_report(runs, tmp_path_factory.mktemp("page") / "index.html").page
 
 
 class Opened:
@@ -81,8 +73,8 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def tab(browser, written):
-    found = Opened(browser, written[1])
+def tab(browser, report):
+    found = Opened(browser, report[1])
     yield found
     found.context.close()
 
@@ -97,25 +89,25 @@ def opened(tab):
 
 
 @pytest.fixture(scope="module")
-def logged(written):
+def logged(report):
     """(arm, seed) → lines of metrics.jsonl."""
-    plan = json.loads((written[0] / "sweep.json").read_text())
-    return {(run["arm"], run["seed"]): RunDirectory(written[0] / run["run_id"]).metrics() for run in plan["runs"]}
+    plan = json.loads((report[0] / "sweep.json").read_text())
+    return {(run["arm"], run["seed"]): RunDirectory(report[0] / run["run_id"]).metrics() for run in plan["runs"]}
 
 
 def values(lines, name):
     return {line["step"]: line[name] for line in lines if name in line}
 
 
-def test_the_page_asks_for_nothing_and_complains_of_nothing(opened, written):
+def test_the_page_asks_for_nothing_and_complains_of_nothing(opened, report):
     opened.page.wait_for_timeout(500)
-    assert [url for url in opened.requests if not url.startswith("data:")] == [written[1].as_uri()]
+    assert [url for url in opened.requests if not url.startswith("data:")] == [report[1].as_uri()]
     assert opened.complaints == []
-    assert written[1].stat().st_size < 5_000_000
+    assert report[1].stat().st_size < 5_000_000
 
 
-def test_a_click_on_a_header_sorts_the_table_and_another_turns_it_round(opened, written):
-    losses = {row.arm: row.validation_loss.mean for row in build_table(written[0]).rows}
+def test_a_click_on_a_header_sorts_the_table_and_another_turns_it_round(opened, report):
+    losses = {row.arm: row.validation_loss.mean for row in build_table(report[0]).rows}
     by_loss = sorted(losses, key=losses.get)
     button = opened.page.get_by_role("button", name="validation loss")
     button.click()
@@ -188,9 +180,9 @@ def test_arrow_keys_go_from_step_to_step(opened, logged):
     assert not opened.page.locator("#tip").is_visible()
 
 
-def test_the_slider_goes_through_the_spectra(opened, written):
-    plan = json.loads((written[0] / "sweep.json").read_text())
-    folder = written[0] / plan["runs"][0]["run_id"] / "spectra"
+def test_the_slider_goes_through_the_spectra(opened, report):
+    plan = json.loads((report[0] / "sweep.json").read_text())
+    folder = report[0] / plan["runs"][0]["run_id"] / "spectra"
     files = sorted(folder.glob("*.npz"))
     for place, file in enumerate(files):
         opened.page.locator("#step").fill(str(place))
@@ -207,8 +199,8 @@ def test_the_slider_goes_through_the_spectra(opened, written):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (390, "dark")])
-def test_it_fits_the_screen(browser, written, tmp_path, width, scheme):
-    opened = Opened(browser, written[1], width, scheme)
+def test_it_fits_the_screen(browser, report, tmp_path, width, scheme):
+    opened = Opened(browser, report[1], width, scheme)
     try:
         opened.page.wait_for_function("document.querySelectorAll('.plot .main-svg').length >= 9")
         opened.page.screenshot(path=tmp_path / "page.png", full_page=True)

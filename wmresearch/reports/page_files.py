@@ -45,5 +45,5 @@ def write_report(directory: Path, out: Path | None = None, refresh: float | None
     except OSError as error:
         expected = "a file that can be written, in a folder that can be made"
         raise ReportError([Problem(str(page), "", error.strerror or "", expected)]) from None
-    summary = f"{counted['finished']} of {counted.total()} runs finished"
+    summary = f"{counted['finished']:,} of {counted.total():,} runs finished"
     return Written(page, folder, figures, [each for each in made if each.missing], summary, going_on)

@@ -129,7 +129,7 @@ def failures(evidence: Evidence) -> str:
     found = [(g, r) for g, r in evidence.runs() if not r.record.finished]
     found.sort(key=lambda pair: pair[1].record.state in GOING_ON)
     if not found:
-        return "<p>None: every planned run has finished.</p>"
+        return "<p>Every planned run has finished.</p>"
     lines = []
     for group, run in found[:_MOST_FAILURES]:
         record = run.record

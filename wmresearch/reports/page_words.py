@@ -32,7 +32,7 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
     """What, number, and a line beneath: the figures that are looked for first."""
     base, best = _baseline(evidence), _best(evidence)
     counted = states(evidence)
-    found = [("runs finished", f"{counted['finished']} of {counted.total()}", _others(counted))]
+    found = [("runs finished", f"{counted['finished']:,} of {counted.total():,}", _others(counted))]
     if base is not None:
         found.append((f"baseline: {base.name}", estimate(base.row.validation_loss), "nats per token, validation"))
     if best is not None:
@@ -57,7 +57,7 @@ def _runs(evidence: Evidence) -> Iterator[str]:
     many = f" at {grid} settings" if grid > 1 else ""
     yield (
         f"{_count(arms, 'arm')} with {_count(seeds, 'seed')}{many}: "
-        f"{counted['finished']} of {_count(counted.total(), 'run')} finished. {_others(counted, '').capitalize()}"
+        f"{counted['finished']:,} of {_count(counted.total(), 'run')} finished. {_others(counted, '').capitalize()}"
     ).rstrip(" .") + "."
 
 
@@ -84,6 +84,9 @@ def _losses(evidence: Evidence) -> Iterator[str]:
         delta = best.row.delta
         if delta is not None and delta.mean is not None:
             text += f", {_delta(delta)} to the baseline with the same seeds and settings, {_p(delta)}"
+        others = sum(group.row.arm != evidence.baseline for group in evidence.groups)
+        if others > 1:
+            text += f". It was picked from {others} rows after the fact, which the interval does not count"
         yield text + "."
 
 
