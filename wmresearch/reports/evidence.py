@@ -16,6 +16,7 @@ from wmresearch.reports.columns import setting_text
 from wmresearch.reports.curves import Band, Curve, band, read_curves, read_lines, smoothed
 from wmresearch.reports.records import Record, read_record, setting_key
 from wmresearch.reports.rows import Row, Table
+from wmresearch.reports.statistics import Estimate
 from wmresearch.reports.table import SweepRuns, build_table, read_runs
 
 _MEASURED = 200
@@ -90,6 +91,8 @@ class Group:
     name: str
     row: Row
     runs: tuple[Run, ...]
+    compared: Estimate
+    """Mean of the loss that arms are compared by."""
     measured: int
     """So many of its runs give their heads."""
 
@@ -107,8 +110,8 @@ class Group:
 
     @property
     def loss(self) -> float:
-        """Mean validation loss, infinite where there is none: what rows are ordered by."""
-        return math.inf if self.row.validation_loss.mean is None else self.row.validation_loss.mean
+        """The mean, infinite where there is none: what rows are ordered by."""
+        return math.inf if self.compared.mean is None else self.compared.mean
 
     def with_heads(self) -> list[Run]:
         return [run for run in self.counted[: self.measured] if run.heads]
@@ -135,6 +138,11 @@ class Evidence:
     def baseline(self) -> str:
         return self.table.baseline
 
+    @property
+    def loss(self) -> str:
+        """What arms are compared by, in words."""
+        return compared_by(self.table).replace("_", " ")
+
     def runs(self) -> Iterator[tuple[Group, Run]]:
         for group in self.groups:
             for run in group.runs:
@@ -157,12 +165,15 @@ def read_evidence(directory: Path) -> Evidence:
     sweep, table = read_runs(directory), build_table(directory)
     rows = {(row.arm, setting_key(row.settings)): row for row in table.rows}
     measured = max(1, _MEASURED // max(1, len(sweep.groups)))
-    groups = tuple(_group(sweep, records, rows, measured) for records in sweep.groups.values())
+    loss = compared_by(table)
+    groups = tuple(_group(sweep, records, rows, loss, measured) for records in sweep.groups.values())
     tuned = tuple(read_record(directory, run) for run in sweep.plan.runs if run.role != "report")
     return Evidence(directory, sweep, table, groups, tuned)
 
 
-def _group(sweep: SweepRuns, records: Sequence[Record], rows: dict[tuple[str, str], Row], measured: int) -> Group:
+def _group(
+    sweep: SweepRuns, records: Sequence[Record], rows: dict[tuple[str, str], Row], loss: str, measured: int
+) -> Group:
     planned = records[0].planned
     folders = [sweep.directory / record.planned.run_id for record in records]
     pairs = zip(records, folders, strict=True)
@@ -171,7 +182,12 @@ def _group(sweep: SweepRuns, records: Sequence[Record], rows: dict[tuple[str, st
     name = " · ".join([planned.arm, *varied])
     row = rows[planned.arm, setting_key(planned.settings)]
     arm = sweep.plan.arms.index(planned.arm)
-    return Group(arm, place(sweep, planned.arm), name, row, runs, measured)
+    return Group(arm, place(sweep, planned.arm), name, row, runs, getattr(row, loss), measured)
+
+
+def compared_by(table: Table) -> str:
+    """The key of the loss that the table's differences are of."""
+    return getattr(table, "loss", "validation_loss")
 
 
 def place(sweep: SweepRuns, arm: str) -> int:

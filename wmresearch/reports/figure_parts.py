@@ -88,7 +88,7 @@ def mark(place: int) -> Mark:
 def chosen(groups: Sequence[Group], baseline: str) -> tuple[list[Group], str]:
     """At most as many rows as a figure carries, in the plan's order: the baseline's best and the best of the others.
 
-    Where a grid is varied, each arm at the setting with the lowest mean validation loss.
+    Where a grid is varied, each arm at the setting with the lowest mean loss.
     """
     notes = []
     best: dict[int, Group] = {}
@@ -96,7 +96,7 @@ def chosen(groups: Sequence[Group], baseline: str) -> tuple[list[Group], str]:
         if group.arm not in best or group.loss < best[group.arm].loss:
             best[group.arm] = group
     if len(best) < len(groups):
-        notes.append("Each arm at the setting of the grid with the lowest mean validation loss over its seeds.")
+        notes.append("Each arm at the setting of the grid with the lowest mean loss over its seeds.")
     found = sorted(best.values(), key=lambda group: (group.row.arm != baseline, group.loss))
     if len(found) > MOST_GROUPS:
         notes.append(f"The baseline and the best {MOST_GROUPS - 1} of {len(found) - 1} other arms.")

@@ -18,7 +18,6 @@ from wmresearch.reports.figure_parts import (
     spread_ticks,
     unit,
 )
-from wmresearch.reports.figures_training import LOSSES
 
 COSTS: dict[str, tuple[str, Callable[[Group], float | None]]] = {
     "parameters": ("parameters", lambda group: group.row.parameters),
@@ -39,9 +38,9 @@ def mean_rank(group: Group) -> float | None:
 
 
 def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
-    """Mean validation loss with its interval against a cost; the Pareto front as a line."""
+    """Mean loss with its interval against a cost; the Pareto front as a line."""
     title, value = COSTS[cost]
-    known = [(group, value(group)) for group in evidence.groups if group.row.validation_loss.mean is not None]
+    known = [(group, value(group)) for group in evidence.groups if group.compared.mean is not None]
     points = [(group, float(x)) for group, x in known if x is not None and x > 0]
     if cost == "nonzeros" and all(group.row.head_output_parameters == x for group, x in points):
         raise CannotDrawError("no row holds entries at zero")
@@ -52,7 +51,7 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
     scale, prefix = unit([x for _, x in points])
     named: set[str] = set()
     for group, x in points:
-        found, look = group.row.validation_loss, mark(group.place)
+        found, look = group.compared, mark(group.place)
         half = None if found.low is None or found.high is None else (found.high - found.low) / 2
         label = plain(group.row.arm)
         panel.errorbar(
@@ -72,7 +71,7 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
         panel.set_xscale("log")
         spread_ticks(panel.xaxis, values)
     panel.set_xlabel(f"{title} ({prefix})" if prefix else title)
-    panel.set_ylabel(LOSSES["validation_loss"])
+    panel.set_ylabel(f"{evidence.loss} (nats/token)")
     if len(named) <= 2 * MOST_GROUPS:
         legend(figure, panel)
     return Drawing(figure, f"Mean over seeds of each row of the table, with its 95 % t interval. {_FRONT}")

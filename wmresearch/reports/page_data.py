@@ -37,6 +37,7 @@ def page_data(evidence: Evidence, made: Sequence[Made]) -> dict[str, Any]:
     return {
         "sweep": evidence.table.sweep,
         "baseline": evidence.baseline,
+        "loss": evidence.loss,
         "metrics": metrics,
         "groups": groups,
         "steps": [_packed(np.frombuffer(key, "<i4")) for key in steps],
@@ -62,7 +63,7 @@ def _drawn(evidence: Evidence, most: int) -> dict[str, int]:
 def _group(
     evidence: Evidence, group: Group, metrics: Sequence[str], most: int, steps: dict[bytes, int]
 ) -> dict[str, Any]:
-    loss = group.row.validation_loss
+    loss = group.compared
     counted = set(group.counted)
     wanted = {name: _wanted(group, name, most) for name in metrics}
     return {

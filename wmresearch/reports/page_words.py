@@ -34,9 +34,9 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
     counted = states(evidence)
     found = [("runs finished", f"{counted['finished']:,} of {counted.total():,}", _others(counted))]
     if base is not None:
-        found.append((f"baseline: {base.name}", estimate(base.row.validation_loss), "nats per token, validation"))
+        found.append((f"baseline: {base.name}", estimate(base.compared), f"{evidence.loss}, nats per token"))
     if best is not None:
-        found.append((f"lowest of the others: {best.name}", estimate(best.row.validation_loss), "mean over its seeds"))
+        found.append((f"lowest of the others: {best.name}", estimate(best.compared), "mean over its seeds"))
         if best.row.delta is not None and best.row.delta.mean is not None:
             found.append(("its difference to the baseline", _delta(best.row.delta), _p(best.row.delta)))
     return found
@@ -74,13 +74,13 @@ def _losses(evidence: Evidence) -> Iterator[str]:
     if base is not None:
         row = base.row
         yield (
-            f"The baseline {base.name} has a validation loss of {estimate(row.validation_loss)} nats per token "
+            f"The baseline {base.name} has a {evidence.loss} of {estimate(base.compared)} nats per token "
             f"({_seeds(row)}){_lowest(evidence, base)}."
         )
     else:
         yield f"No run of the baseline {evidence.baseline} has finished."
     if best is not None:
-        text = f"The lowest mean of the other rows is that of {best.name}: {estimate(best.row.validation_loss)}"
+        text = f"The lowest mean of the other rows is that of {best.name}: {estimate(best.compared)}"
         delta = best.row.delta
         if delta is not None and delta.mean is not None:
             text += f", {_delta(delta)} to the baseline with the same seeds and settings, {_p(delta)}"
@@ -129,7 +129,7 @@ def _costs(evidence: Evidence) -> Iterator[str]:
     if share < 1:
         yield (
             f"The fewest head-output parameters: {least.name} with {numbers.whole(least.row.head_output_parameters)}, "
-            f"{100 * share:.0f} % of the baseline's, at a loss of {estimate(least.row.validation_loss)}."
+            f"{100 * share:.0f} % of the baseline's, at a loss of {estimate(least.compared)}."
         )
 
 
@@ -150,7 +150,7 @@ def _best(evidence: Evidence) -> Group | None:
 
 
 def _least(groups: Sequence[Group]) -> Group | None:
-    known = [group for group in groups if group.row.validation_loss.mean is not None]
+    known = [group for group in groups if group.compared.mean is not None]
     return min(known, key=lambda group: group.loss, default=None)
 
 

@@ -32,7 +32,7 @@ function linesOf(data, state) {
     return shown.flatMap((group) =>
       curvesOf(data, group, state.metric, true).map((curve) => ({
         group, name: `${group.name} · seed ${curve.run.seed}`, steps: curve.steps,
-        values: smoothedValues(curve.values, window), logged: curve.values,
+        values: smoothedValues(curve.values, window), logged: curve.values, diverged: curve.run.state === "diverged",
       })),
     );
   }
@@ -88,7 +88,8 @@ function nothing(text) {
 function windowOf(lines, state) {
   if (state.logy || state.logx || !/loss|bits_per_byte/.test(state.metric)) return null;
   let [low, high] = [Infinity, -Infinity];
-  for (const { steps, values } of lines) {
+  const steady = lines.filter((line) => !line.diverged);
+  for (const { steps, values } of steady.length ? steady : lines) {
     const from = LATE * steps[steps.length - 1];
     for (let index = 0; index < steps.length; index++) {
       low = Math.min(low, values[index]);
@@ -170,7 +171,7 @@ function drawCosts(data, state) {
     x: front.map((group) => group.costs[state.cost]), y: front.map((group) => group.loss[0]), mode: "lines",
     line: { color: colourOf("quiet"), width: 1, shape: "hv" }, hoverinfo: "skip",
   });
-  const layout = layoutOf(plainText(data.costs[state.cost]), "validation loss (nats/token)");
+  const layout = layoutOf(plainText(data.costs[state.cost]), `${data.loss} (nats/token)`);
   layout.xaxis.exponentformat = "SI";
   if (!points.length) layout.annotations = [nothing("No row has both a mean loss and this cost.")];
   return Plotly.react(byId("costs-plot"), traces, layout, PLOT_CONFIG);
@@ -183,7 +184,7 @@ function watchCosts(data, state) {
     if (!group) return;
     const [mean, low, high] = group.loss;
     const rows = [
-      [null, "validation loss", low === null ? exact(mean) : `${rounded(mean)} ± ${((high - low) / 2).toPrecision(2)}`],
+      [null, data.loss, low === null ? exact(mean) : `${rounded(mean)} ± ${((high - low) / 2).toPrecision(2)}`],
       [null, data.costs[state.cost], whole(group.costs[state.cost])],
       [null, "finished seeds", String(group.n)],
     ];

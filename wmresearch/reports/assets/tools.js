@@ -142,13 +142,15 @@ function layoutOf(x, y, more = {}) {
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colourOf("quiet") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
     margin: { l: 52, r: 14, t: 12, b: 46 }, dragmode: "zoom",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colourOf("line"), activecolor: colourOf("quiet") },
     xaxis: { ...axis, title: { text: x, standoff: 10, ...title } }, yaxis: { ...axis, title: { text: y, standoff: 8, ...title } }, ...more,
   };
 }
 
 const PLOT_CONFIG = {
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   displaylogo: false, responsive: true, doubleClick: "reset+autosize",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], displayModeBar: coarse.matches ? false : "hover",
+  displayModeBar: coarse.matches ? false : "hover",
 };
 
 /* Plotly reads some HTML in the texts that it draws. */
