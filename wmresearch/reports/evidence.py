@@ -131,8 +131,8 @@ class Evidence:
     sweep: SweepRuns
     table: Table
     groups: tuple[Group, ...]
-    tuned: tuple[Record, ...]
-    """Runs that only served to choose settings."""
+    others: tuple[Record, ...]
+    """Planned runs that stand in no row: those that tune, or that are at another arm's values."""
 
     @property
     def baseline(self) -> str:
@@ -167,8 +167,9 @@ def read_evidence(directory: Path) -> Evidence:
     measured = max(1, _MEASURED // max(1, len(sweep.groups)))
     loss = compared_by(table)
     groups = tuple(_group(sweep, records, rows, loss, measured) for records in sweep.groups.values())
-    tuned = tuple(read_record(directory, run) for run in sweep.plan.runs if run.role != "report")
-    return Evidence(directory, sweep, table, groups, tuned)
+    shown = {run.record.planned.run_id for group in groups for run in group.runs}
+    others = tuple(read_record(directory, run) for run in sweep.plan.runs if run.run_id not in shown)
+    return Evidence(directory, sweep, table, groups, others)
 
 
 def _group(

@@ -115,7 +115,7 @@ def _by_rate(evidence: Evidence) -> dict[str, dict[float, list[Record]]]:
     """Arm → learning rate → its runs, those that only served to choose it among them."""
     reported = [run.record for _, run in evidence.runs()]
     found: dict[str, dict[float, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for record in [*reported, *evidence.tuned]:
+    for record in [*reported, *evidence.others]:
         rate = record.summary.learning_rate if record.summary else None
         if rate and rate > 0:
             found[record.planned.arm][rate][record.planned.run_id] = record

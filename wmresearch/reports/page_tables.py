@@ -13,6 +13,7 @@ from wmresearch.reports.columns import shown
 from wmresearch.reports.evidence import Evidence, Group
 from wmresearch.reports.figures_sweep import Made
 from wmresearch.reports.page_words import GOING_ON
+from wmresearch.reports.records import Record
 
 _MOST_FAILURES = 200
 _TRACEBACK = 14
@@ -126,18 +127,20 @@ def _text(value: Any) -> str:
 
 def failures(evidence: Evidence) -> str:
     """Every run that is not finished, with what it said; first those that will not go on."""
-    found = [(g, r) for g, r in evidence.runs() if not r.record.finished]
-    found.sort(key=lambda pair: pair[1].record.state in GOING_ON)
+    found = [(group.name, run.record, evidence.steps(run)) for group, run in evidence.runs()]
+    found += [(_other(record), record, record.summary and record.summary.step) for record in evidence.others]
+    found = [each for each in found if not each[1].finished]
+    found.sort(key=lambda each: each[1].state in GOING_ON)
     if not found:
         return "<p>Every planned run has finished.</p>"
     lines = []
-    for group, run in found[:_MOST_FAILURES]:
-        record = run.record
-        error = _error(run.folder / "error.txt") if record.state == "failed" else ""
+    for name, record, step in found[:_MOST_FAILURES]:
+        folder = evidence.directory / record.planned.run_id
+        error = _error(folder / "error.txt") if record.state == "failed" else ""
         lines.append(
-            f'<tr><th scope="row">{escape(group.name)}</th><td class="number">{run.seed}</td>'
+            f'<tr><th scope="row">{escape(name)}</th><td class="number">{record.planned.seed}</td>'
             f'<td><span class="state {escape(record.state.split()[0], quote=True)}">{escape(record.state)}</span></td>'
-            f'<td class="number">{evidence.steps(run):,}</td>'
+            f'<td class="number">{step or 0:,}</td>'
             f'<td class="why">{escape(record.reason) or _ABSENT}{error}</td>'
             f"<td><code>{escape(record.planned.run_id)}</code></td></tr>"
         )
@@ -149,6 +152,11 @@ def failures(evidence: Evidence) -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-label="Runs that are not finished"><table class="plain">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>{rest}"
     )
+
+
+def _other(record: Record) -> str:
+    settings = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in record.planned.settings.items())
+    return f"{record.planned.arm} ({record.planned.role}: {settings})"
 
 
 def _error(path: Any) -> str:

@@ -20,7 +20,8 @@ GOING_ON = ("pending", "running", "not started", "preempted")
 
 def states(evidence: Evidence) -> Counter[str]:
     """State → how many runs are in it; two rows that share a run count it once."""
-    return Counter({run.record.planned.run_id: run.record.state for _, run in evidence.runs()}.values())
+    records = [*(run.record for _, run in evidence.runs()), *evidence.others]
+    return Counter({record.planned.run_id: record.state for record in records}.values())
 
 
 def goes_on(evidence: Evidence) -> bool:
@@ -59,6 +60,8 @@ def _runs(evidence: Evidence) -> Iterator[str]:
         f"{_count(arms, 'arm')} with {_count(seeds, 'seed')}{many}: "
         f"{counted['finished']:,} of {_count(counted.total(), 'run')} finished. {_others(counted, '').capitalize()}"
     ).rstrip(" .") + "."
+    if evidence.others:
+        yield f"{_count(len(evidence.others), 'run')} of them stand in no row: they serve to choose and check settings."
 
 
 def _others(counted: Counter[str], nothing: str = "none failed") -> str:
