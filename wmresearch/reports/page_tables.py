@@ -128,7 +128,7 @@ def _text(value: Any) -> str:
 def failures(evidence: Evidence) -> str:
     """Every run that is not finished, with what it said; first those that will not go on."""
     found = [(group.name, run.record, evidence.steps(run)) for group, run in evidence.runs()]
-    found += [(_other(record), record, record.summary and record.summary.step) for record in evidence.others]
+    found += [(_other(record), record, (record.summary and record.summary.step) or 0) for record in evidence.others]
     found = [each for each in found if not each[1].finished]
     found.sort(key=lambda each: each[1].state in GOING_ON)
     if not found:
@@ -140,7 +140,7 @@ def failures(evidence: Evidence) -> str:
         lines.append(
             f'<tr><th scope="row">{escape(name)}</th><td class="number">{record.planned.seed}</td>'
             f'<td><span class="state {escape(record.state.split()[0], quote=True)}">{escape(record.state)}</span></td>'
-            f'<td class="number">{step or 0:,}</td>'
+            f'<td class="number">{step:,}</td>'
             f'<td class="why">{escape(record.reason) or _ABSENT}{error}</td>'
             f"<td><code>{escape(record.planned.run_id)}</code></td></tr>"
         )
