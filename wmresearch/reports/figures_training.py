@@ -107,7 +107,8 @@ def learning_rate_sensitivity(evidence: Evidence) -> Drawing:
     panel.set_ylabel(LOSSES["validation_loss"])
     legend(figure, panel)
     return Drawing(
-        figure, "Mean over seeds at each learning rate; band: 95 % t interval. × at the top: a run diverged."
+        figure,
+        "Mean over seeds at each learning rate, of tuning too; band: 95 % t interval. × at the top: a run diverged.",
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from wmresearch.reports import numbers
-from wmresearch.reports.columns import half_width
+from wmresearch.reports.columns import half_width, setting_text
 from wmresearch.reports.evidence import Evidence, Group
 from wmresearch.reports.figures_costs import mean_rank
 from wmresearch.reports.rows import Delta, Row
@@ -54,7 +54,8 @@ def _runs(evidence: Evidence) -> Iterator[str]:
     if not counted:
         yield "The plan has no runs to report."
         return
-    grid = len({group.row.settings.__repr__() for group in evidence.groups})
+    varied = evidence.sweep.varied
+    grid = len({tuple(setting_text(group.row.settings.get(key)) for key in varied) for group in evidence.groups})
     many = f" at {grid} settings" if grid > 1 else ""
     yield (
         f"{_count(arms, 'arm')} with {_count(seeds, 'seed')}{many}: "
@@ -86,7 +87,7 @@ def _losses(evidence: Evidence) -> Iterator[str]:
         text = f"The lowest mean of the other rows is that of {best.name}: {estimate(best.compared)}"
         delta = best.row.delta
         if delta is not None and delta.mean is not None:
-            text += f", {_delta(delta)} to the baseline with the same seeds and settings, {_p(delta)}"
+            text += f", {_delta(delta)} to the baseline, paired by seed, {_p(delta)}"
         others = sum(group.row.arm != evidence.baseline for group in evidence.groups)
         if others > 1:
             text += f". It was picked from {others} rows after the fact, which the interval does not count"
