@@ -48,7 +48,7 @@ test: lint ## Style, types and tests
 bench: setup ## Speed and memory on this machine (about 40 minutes), into benchmarks/results/
 	$(BIN)/python benchmarks/train_step.py --out benchmarks/results/train_step.md
 	$(BIN)/python benchmarks/train_step.py --shapes 768 --kinds all --out benchmarks/results/kinds.md
-	for page in startup overhead saving memory growth compaction orders algebra; do \
+	for page in startup overhead saving memory growth compaction orders algebra reports sweeps; do \
 	  $(BIN)/python benchmarks/$$page.py --out benchmarks/results/$$page.md || exit 1; done
 
 schema: setup ## The JSON schemas that editors read

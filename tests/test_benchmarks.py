@@ -144,3 +144,18 @@ def test_parallel_exchanges_no_more_than_it_must(tmp_path):
     ratios = {way: cells[4] for way, cells in found.items()}
     assert ratios["data 2, shard_map"] == ratios["head 2, shard_map"] == "1.00"
     assert len(found) == 5  # one device exchanges nothing
+
+
+def test_the_made_up_sweep_of_the_reports_benchmark_is_one_that_reports_read(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import reports
+
+    from wmresearch.reports.evidence import read_evidence
+
+    reports.write_sweep(tmp_path, runs=60, points=40)
+    evidence = read_evidence(tmp_path)
+    assert [group.row.n for group in evidence.groups] == [10, 10, 10, 10, 10, 10]
+    for _, run in evidence.runs():
+        assert len(run.curves["train_loss"].steps) == 40
+        assert run.heads.values["effective_rank"].shape == (21, 4, 8)
+    assert evidence.groups[0].band("validation_loss").n == 10

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from tests.sweeps.mini import mini_sweep, start_wm
 from tests.training.examples import TEXT, config
+from wmresearch.data import cache_folder
 from wmresearch.reports.table import build_table, render
 
 PACKAGES = {"jax": "0.10.2", "flax": "0.12.8", "numpy": "2.4.6"}
@@ -123,6 +126,21 @@ def sweep(tmp_path: Path):
         return SweepFolder(tmp_path / name, list(arms), list(seeds), grid, baseline, name)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def report():
+    """What `wm report` made of the sweep that was really run: (the sweep's directory, the page, standard error)."""
+    runs = mini_sweep() / "runs"
+    folder = cache_folder() / "mini-report"
+    page, err = folder / "page.html", folder / "err"
+    with FileLock(folder.with_suffix(".lock")):  # several workers of pytest share one
+        if not err.exists():
+            process = start_wm("report", runs, "--out", page)
+            out, said = process.communicate(timeout=600)
+            assert (process.returncode, out) == (0, f"{page}\n"), said
+            err.write_text(said, encoding="utf-8")
+    return runs, page, err.read_text(encoding="utf-8")
 
 
 def _train(folder: Path, **changes: Any) -> tuple[Path, Any]:

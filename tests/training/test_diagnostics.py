@@ -66,11 +66,13 @@ def test_statistics_are_those_of_the_checkpoints_maps(run, step):
     path, chosen = run
     params = parameters_at(path, chosen, step)
     line = next(line for line in RunDirectory(path).diagnostics() if line["step"] == step)
-    spectra = np.load(path / "spectra" / f"{step:08d}.npz")["singular_values"]
+    arrays = np.load(path / "spectra" / f"{step:08d}.npz")
+    spectra, cosines = arrays["singular_values"], arrays["cosines"]
     embedding = np.asarray(params["embedding"], float)
     for layer in range(2):
         maps, factors = by_hand(params, layer)
         inner = np.sum(maps[0] * maps[1]) / np.linalg.norm(maps[0]) / np.linalg.norm(maps[1])
+        np.testing.assert_allclose(cosines[layer], [[1, inner], [inner, 1]], rtol=2e-3, atol=1e-5)
         for head, (whole, (a, b)) in enumerate(zip(maps, factors, strict=True)):
             found = {name: line[name][layer][head] for name in STATISTICS}
             s = np.linalg.svd(whole, compute_uv=False)[:3]
@@ -164,7 +166,7 @@ def test_every_kind_of_head_output_can_be_measured(kind, setting):
     )  # fmt: skip
     found = jax.eval_shape(make_measure(chosen.transformer), chosen.state_like().params)  # compiling is slow
     of_gates = {"rank", "gate"} if kind == "dynamic_rank" else set()
-    assert found.keys() == STATISTICS | {"singular_values"} | of_gates
+    assert found.keys() == STATISTICS | {"singular_values", "cosines"} | of_gates
     assert all(values.shape[:2] == (2, 4) for values in found.values())
 
 

@@ -22,10 +22,11 @@ from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Transformer
 from wmresearch.training.optimizers import decay_rates, is_zero
 from wmresearch.training.parameters import parameter_facts
+from wmresearch.training.run_directory import ARRAYS
 from wmresearch.training.step import TrainState
 
 Diagnostics = dict[str, np.ndarray]
-"""Name → values `[layers, heads]`; `singular_values` `[layers, heads, r]`."""
+"""Name → values `[layers, heads]`; `singular_values` `[layers, heads, r]`, `cosines` `[layers, heads, heads]`."""
 
 
 def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics]:
@@ -37,7 +38,8 @@ def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics
 def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array]]:
     """A function from parameters to the statistics of each head's map, the norm's gain folded in.
 
-    Those of `SpectrumStatistics`; `overlap`, the largest |cosine| with another head of the layer; `copying`, the
+    Those of `SpectrumStatistics`; `cosines` between the heads of a layer, and `overlap`, the largest |cosine| with
+    another of them; `copying`, the
     copying score through the model's embeddings. Of `dynamic_rank` also `rank`, the directions that are
     open, and `gate`, the mean size of the gates.
     """
@@ -50,7 +52,8 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
         embedding = params["embedding"]
         unembedding = params["logits"] if "logits" in params else embedding.T  # noqa: SIM401, not for every model
         out["copying"] = copying_score(found, embedding, unembedding)
-        cosines = jnp.abs(head_overlap(found))
+        out["cosines"] = head_overlap(found)
+        cosines = jnp.abs(out["cosines"])
         heads = cosines.shape[-1]
         others = 1 - jnp.eye(heads, dtype=cosines.dtype)
         model = nnx.merge(graph, params)
@@ -69,7 +72,7 @@ def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"heads/{name}/layer{layer}": float(np.mean(row, dtype=float))
         for name, values in found.items()
-        if name not in ("step", "singular_values")
+        if name not in ("step", *ARRAYS)
         for layer, row in enumerate(values)
     }
 

@@ -6,7 +6,7 @@ summary.json    the result                  manifest.json   what it was made fro
 checkpoints/    parameters and optimizer state; checkpoint_sums/ of their files; damaged_checkpoints/ set aside
 diagnostics.jsonl   statistics of each head's map at each evaluation, and before the first step
 ranks.jsonl     the rank of each head after each cut, where heads find their ranks
-spectra/STEP.npz    its singular values `[layers, heads, r]`
+spectra/STEP.npz    its singular values `[layers, heads, r]`, and the heads' cosines `[layers, heads, heads]`
 tasks.json      recall and induction of the finished model
 head_output.py  the file of a head output of the user's own, where the run has one
 error.txt       the traceback of what made the run fail, where it did
@@ -48,6 +48,9 @@ _SUMMARY_KEYS = (
 )  # fmt: skip
 
 _LOGS = ("metrics.jsonl", "diagnostics.jsonl", "ranks.jsonl")
+
+ARRAYS = ("singular_values", "cosines")
+"""What diagnostics hold that is larger than a number for each head."""
 
 _KEPT_ON_FAILURE = (
     "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank",
@@ -204,14 +207,14 @@ class RunDirectory:
         self._append("timing.jsonl", {"step": step, **figures})
 
     def append_diagnostics(self, step: int, found: Mapping[str, np.ndarray]) -> None:
-        """Statistics by layer and head as one line, singular values as one array file."""
-        statistics = {name: values.tolist() for name, values in found.items() if name != "singular_values"}
+        """Statistics by layer and head as one line, singular values and cosines as one file of arrays."""
+        statistics = {name: values.tolist() for name, values in found.items() if name not in ARRAYS}
         self._append("diagnostics.jsonl", {"step": step, **statistics})
-        if "singular_values" in found:
+        if arrays := {name: found[name] for name in ARRAYS if name in found}:
             folder = self.path / "spectra"
             folder.mkdir(exist_ok=True)
             data = io.BytesIO()
-            np.savez(data, singular_values=found["singular_values"])
+            np.savez(data, **arrays)  # type: ignore[arg-type]
             write_atomically(folder / f"{step:08d}.npz", data.getvalue())
 
     def diagnostics(self) -> list[dict[str, Any]]:
