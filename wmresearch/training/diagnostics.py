@@ -64,13 +64,14 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
 
 
 def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
-    """heads/NAME/layerN → the mean over a layer's heads: what curves are drawn of."""
-    return {
-        f"heads/{name}/layer{layer}": float(np.mean(row, dtype=float))
-        for name, values in found.items()
-        if name not in ("step", "singular_values")
-        for layer, row in enumerate(values)
-    }
+    """heads/NAME/layerN → the mean over a layer's heads, heads/NAME/mean → the mean over layers."""
+    means: dict[str, float] = {}
+    for name, values in found.items():
+        if name not in ("step", "singular_values"):
+            layers = [float(np.mean(row, dtype=float)) for row in values]
+            means |= {f"heads/{name}/layer{layer}": mean for layer, mean in enumerate(layers)}
+            means[f"heads/{name}/mean"] = float(np.mean(layers))
+    return means
 
 
 def effective_decay(config: Optimizer, transformer: Transformer) -> Callable[[TrainState], Diagnostics]:

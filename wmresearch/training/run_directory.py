@@ -190,11 +190,21 @@ class RunDirectory:
         statistics = {name: values.tolist() for name, values in found.items() if name != "singular_values"}
         self._append("diagnostics.jsonl", {"step": step, **statistics})
         if "singular_values" in found:
-            folder = self.path / "spectra"
-            folder.mkdir(exist_ok=True)
-            data = io.BytesIO()
+            path, data = self._spectra_file(step), io.BytesIO()
+            path.parent.mkdir(exist_ok=True)
             np.savez(data, singular_values=found["singular_values"])
-            write_atomically(folder / f"{step:08d}.npz", data.getvalue())
+            write_atomically(path, data.getvalue())
+
+    def spectra(self, step: int) -> dict[str, np.ndarray]:
+        """The array file of a step; nothing where there is none."""
+        path = self._spectra_file(step)
+        if not path.exists():
+            return {}
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    def _spectra_file(self, step: int) -> Path:
+        return self.path / "spectra" / f"{step:08d}.npz"
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """The lines of diagnostics.jsonl."""
@@ -219,6 +229,10 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line that was cut off is left out."""
         return self._lines("metrics.jsonl")
+
+    def timing(self) -> list[dict[str, Any]]:
+        """The lines of timing.jsonl."""
+        return self._lines("timing.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name

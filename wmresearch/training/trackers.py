@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from wmresearch.config.training import WandbConfig
 
 _LOGGER = logging.getLogger(__name__)
@@ -43,6 +45,9 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics at an optimizer step; several calls for one step, and steps out of order, are allowed."""
+
+    def spectra(self, step: int, singular_values: np.ndarray) -> None:
+        """The heads' singular values `[layers, heads, r]` at a step."""
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """The run has ended with this summary (plain data, None allowed). Call it last, once, also after a failure."""
@@ -71,6 +76,9 @@ class NoTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         del step, metrics
+
+    def spectra(self, step: int, singular_values: np.ndarray) -> None:
+        del step, singular_values
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         del summary, exit_code
@@ -124,7 +132,9 @@ class WandbTracker:
         # Here and not on the thread: two threads that import at once may see half-imported modules.
         import wandb
 
-        self._wandb = wandb
+        from wmresearch.training.spectrum_image import draw_spectra
+
+        self._wandb, self._draw = wandb, draw_spectra
         self._config, self._identity = config, identity
         self._directory = directory.resolve()
         self._warn = warn
@@ -137,6 +147,15 @@ class WandbTracker:
         row: dict[str, Any] = {key: float(value) for key, value in metrics.items()}
         row["step"] = int(step)
         self._submit("log", lambda: self._run.log(row))
+
+    def spectra(self, step: int, singular_values: np.ndarray) -> None:
+        """A picture, under `spectra`."""
+        values = np.array(singular_values)
+
+        def log() -> None:
+            self._run.log({"spectra": self._wandb.Image(self._draw(values, step)), "step": int(step)})
+
+        self._submit("log", log)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Also waits for what is still to be written or uploaded, but no more than 20 seconds for a silent server."""
