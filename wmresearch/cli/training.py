@@ -25,6 +25,10 @@ class Launcher(enum.StrEnum):
     local = "local"
 
 
+class Export(enum.StrEnum):
+    wandb = "wandb"
+
+
 @app.command(epilog="Example: `wm train configs/base/tiny.yaml training.steps=50 --dir runs/first`")
 def train(
     config: Annotated[str, typer.Argument(help="A run config (YAML) or the name of a preset.")],
@@ -82,6 +86,9 @@ def sweep(
     launcher: Annotated[Launcher, typer.Option(help="Where runs are trained.")] = Launcher.local,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and train none.")] = False,
+    export: Annotated[
+        Export | None, typer.Option(help="Write W&B sweeps, whose agents run `wm train`, and train none.")
+    ] = None,
 ) -> None:
     """Train every run of a sweep that is missing; start it again to go on."""
     from wmresearch.reports.listings import plan_listing
@@ -96,6 +103,12 @@ def sweep(
     if dry_run:
         line.close()
         sys.stdout.write(plan_listing(plan, directory))
+        return
+    if export is not None:
+        from wmresearch.sweeps.wandb_export import export_to_wandb
+
+        line.close()
+        sys.stdout.write(export_to_wandb(plan, file, directory))
         return
     write_plan(directory, plan)
     started = time.monotonic()

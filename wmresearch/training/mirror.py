@@ -57,8 +57,13 @@ def tell_diagnostics(tracker: Tracker, config: RunConfig, step: int, found: Mapp
 
 def tell_ranks(tracker: Tracker, line: Mapping[str, Any]) -> None:
     """The heads were cut after a step."""
+    tracker.log(line["step"], ranks_row(line))
+
+
+def ranks_row(line: Mapping[str, Any]) -> dict[str, float]:
+    """rank/total, and rank/layerN of each layer, after a cut."""
     layers = {f"rank/layer{layer}": float(sum(row)) for layer, row in enumerate(line["ranks"])}
-    tracker.log(line["step"], {"rank/total": float(line["total_rank"]), **layers})
+    return {"rank/total": float(line["total_rank"]), **layers}
 
 
 def is_drawn(training: TrainingConfig, step: int) -> bool:

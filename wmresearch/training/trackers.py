@@ -26,6 +26,8 @@ _LOGGER = logging.getLogger(__name__)
 _TAG_LENGTH = 64
 """W&B refuses a run with a longer tag."""
 
+NO_KEY = "no API key was found (`wandb login` stores one)"
+
 _PATIENCE_SECONDS = 20.0
 """For the server's answer at the start, while the run trains, and for the last upload."""
 
@@ -114,6 +116,20 @@ def requested_mode(configured: str, environment: Mapping[str, str]) -> str:
     if configured != "auto":
         return configured
     return _ENVIRONMENT_MODES.get(environment.get("WANDB_MODE", ""), "auto")
+
+
+def trouble_online(base_url: str) -> str | None:
+    """Why W&B's server cannot be worked with; None where it takes this user's key. Nobody is asked for one."""
+    import wandb
+    from wandb.sdk.lib import wbauth  # the public wandb.login() would ask for a key at a terminal
+
+    try:
+        found = wbauth.authenticate_session(
+            host=base_url, source="wmresearch", verify=True, prompt=False, update_session=False
+        )
+    except wandb.Error as error:
+        return f"W&B cannot be reached or refuses the API key ({_one_line(error)})"
+    return NO_KEY if found is None else None
 
 
 class WandbTracker:
@@ -223,20 +239,11 @@ class WandbTracker:
         The server is asked before the run is begun, since wandb does not let a run that failed to begin online begin
         again offline.
         """
-        from wandb.sdk.lib import wbauth  # the public wandb.login() would ask for a key at a terminal
-
         settings = self._session.settings
         if mode == "offline" or (mode == "auto" and settings.mode != "online"):
             return False, None
-        try:
-            found = wbauth.authenticate_session(
-                host=settings.base_url, source="wmresearch", verify=True, prompt=False, update_session=False
-            )
-        except self._wandb.Error as error:
-            return False, f"W&B cannot be reached or refuses the API key ({_one_line(error)})"
-        if found is None and mode == "online":
-            return False, "the mode is online, but no API key was found (`wandb login` stores one)"
-        return found is not None, None
+        trouble = trouble_online(settings.base_url)
+        return trouble is None, None if mode == "auto" and trouble == NO_KEY else trouble
 
     def _init(self, mode: str) -> Any:
         identity = self._identity
