@@ -26,6 +26,8 @@ def dashboard(
     ] = None,
 ) -> None:
     """A W&B workspace and report for a sweep: its panels in sections, runs grouped by arm; again: the same, renewed."""
+    from wandb import Error as WandbError
+
     from wmresearch.reports.dashboard import make_dashboard, place_of, save
     from wmresearch.reports.wandb_sync import trouble_with_server
 
@@ -41,7 +43,12 @@ def dashboard(
     if trouble is not None:
         print(f"wm: {trouble}; `wm dashboard {directory} --dry-run` writes it without a network", file=sys.stderr)
         raise typer.Exit(1)
-    for name, address in save(directory, make_dashboard(directory, place.of_user())).items():
+    try:
+        saved = save(directory, make_dashboard(directory, place.of_user()))
+    except WandbError as error:
+        print(f"wm: W&B did not take it ({error}); start it again", file=sys.stderr)
+        raise typer.Exit(1) from None
+    for name, address in saved.items():
         print(f"{name}: {address}")
 
 
@@ -62,11 +69,12 @@ def sync(
     line = ProgressLine()
     done = upload(directory, again=again, report=line.update)
     line.close()
-    parts = [f"{len(done.uploaded)} runs uploaded"]
+    parts = [f"{len(done.uploaded)} run{'s' * (len(done.uploaded) != 1)} uploaded"]
     parts += [f"{len(done.rebuilt)} recorded again from their directories"] if done.rebuilt else []
     parts += [f"{len(done.before)} were uploaded before"] if done.before else []
     parts += [f"{len(done.training)} are being trained: {', '.join(done.training)}"] if done.training else []
     print("; ".join(parts))
     if done.left:
-        print(f"{len(done.left)} left: {', '.join(done.left)}\n  {done.trouble}\ngo on with: wm sync {directory}")
+        named = ", ".join([*done.left[:5], *(["…"] if len(done.left) > 5 else [])])
+        print(f"{len(done.left)} left: {named}\n  {done.trouble}\ngo on with: wm sync {directory}")
         raise typer.Exit(1)

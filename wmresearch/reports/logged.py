@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from wmresearch.sweeps.store import read_plan
-from wmresearch.training.diagnostics import layer_means
-from wmresearch.training.mirror import ranks_row
+from wmresearch.training.rows import layer_means, ranks_row
 from wmresearch.training.run_directory import RunDirectory
 
 Section = Literal["main comparison", "optimization", "W_M spectra", "cost", "failures"]

@@ -14,7 +14,6 @@ from typing import Literal
 from wmresearch.config import ConfigError, Problem, parse_run, yaml_text
 from wmresearch.config.training import WandbConfig
 from wmresearch.sweeps.store import read_plan
-from wmresearch.training.mirror import identity_of, tell_again
 from wmresearch.training.run_directory import RunDirectory, RunLabels
 from wmresearch.training.run_lock import RunBusyError
 from wmresearch.training.trackers import make_tracker, trouble_online
@@ -94,6 +93,8 @@ def rebuild(run: RunDirectory) -> Path:
         RunBusyError: it is being trained.
         OSError: its folder cannot be written.
     """
+    from wmresearch.training.mirror import identity_of, tell_again  # with JAX, which an upload does not need
+
     said: list[str] = []
     with run.locked():
         config = parse_run(yaml_text.read(run.path / "config.yaml"), str(run.path / "config.yaml"))

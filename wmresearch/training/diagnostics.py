@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -61,17 +61,6 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
         return out
 
     return measure
-
-
-def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
-    """heads/NAME/layerN → the mean over a layer's heads, heads/NAME/mean → the mean over layers."""
-    means: dict[str, float] = {}
-    for name, values in found.items():
-        if name not in ("step", "singular_values"):
-            layers = [float(np.mean(row, dtype=float)) for row in values]
-            means |= {f"heads/{name}/layer{layer}": mean for layer, mean in enumerate(layers)}
-            means[f"heads/{name}/mean"] = float(np.mean(layers))
-    return means
 
 
 def effective_decay(config: Optimizer, transformer: Transformer) -> Callable[[TrainState], Diagnostics]:

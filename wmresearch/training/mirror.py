@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from wmresearch.config import RunConfig
 from wmresearch.config.training import TrainingConfig
 from wmresearch.head_output import kind_of
-from wmresearch.training.diagnostics import layer_means
+from wmresearch.training.rows import layer_means, ranks_row
 from wmresearch.training.run_directory import RunDirectory, RunLabels
 from wmresearch.training.trackers import RunIdentity, Tracker
 
@@ -41,11 +42,16 @@ def again(directory: Path) -> str:
 def tell_again(tracker: Tracker, config: RunConfig, directory: RunDirectory) -> None:
     """All that the run's logs hold so far."""
     for line in (*directory.metrics(), *directory.timing()):
-        tracker.log(line["step"], {name: value for name, value in line.items() if name != "step"})
+        tracker.log(line["step"], {name: _number(value) for name, value in line.items() if name != "step"})
     for line in directory.diagnostics():
         tell_diagnostics(tracker, config, line["step"], line | directory.spectra(line["step"]))
     for line in directory.ranks():
         tell_ranks(tracker, line)
+
+
+def _number(value: float | None) -> float:
+    """Logs hold null for what is no number."""
+    return math.nan if value is None else value
 
 
 def tell_diagnostics(tracker: Tracker, config: RunConfig, step: int, found: Mapping[str, Any]) -> None:
@@ -58,12 +64,6 @@ def tell_diagnostics(tracker: Tracker, config: RunConfig, step: int, found: Mapp
 def tell_ranks(tracker: Tracker, line: Mapping[str, Any]) -> None:
     """The heads were cut after a step."""
     tracker.log(line["step"], ranks_row(line))
-
-
-def ranks_row(line: Mapping[str, Any]) -> dict[str, float]:
-    """rank/total, and rank/layerN of each layer, after a cut."""
-    layers = {f"rank/layer{layer}": float(sum(row)) for layer, row in enumerate(line["ranks"])}
-    return {"rank/total": float(line["total_rank"]), **layers}
 
 
 def is_drawn(training: TrainingConfig, step: int) -> bool:
