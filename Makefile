@@ -17,11 +17,12 @@ quickstart: setup ## The main job: set up, train the small sweep, print its tabl
 setup: $(STAMP) ## Makes .venv with everything in requirements.lock, and wm in it
 
 # The stamp is older than a lock or pyproject that changed, and goes when .venv goes.
-$(STAMP): requirements.lock requirements.bootstrap.lock pyproject.toml
+$(STAMP): requirements.lock requirements.bootstrap.lock requirements.schemas.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory $(VENV)
 	@echo "Installing into $(VENV) (the first time takes a minute or two) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.bootstrap.lock
 	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(UV) pip install --python $(BIN)/python --require-hashes --no-deps -r requirements.schemas.lock
 	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 	@echo "Ready: $(BIN)/wm --help"
@@ -57,9 +58,11 @@ schema: setup ## The JSON schemas that editors read
 # No addresses and no paths: what a lock says must hold on every machine.
 COMPILE := pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links
 
-lock: setup ## Newest versions of everything; commit both files
+# Of the package sweeps, which would have an old numpy, tests read one file: W&B's schema of a sweep.
+lock: setup ## Newest versions of everything; commit all three files
 	$(UV) $(COMPILE) --extra dev pyproject.toml -o requirements.lock
 	echo uv | $(UV) $(COMPILE) --no-annotate -c requirements.lock - -o requirements.bootstrap.lock
+	echo sweeps | $(UV) $(COMPILE) --no-annotate --no-deps - -o requirements.schemas.lock
 
 clean: ## What set-up and checks made; runs stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

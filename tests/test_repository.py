@@ -90,7 +90,7 @@ def test_no_tracked_file_names_a_place_on_a_machine():
     assert not lines_that_match(pattern)
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements.bootstrap.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements.bootstrap.lock", "requirements.schemas.lock"])
 def test_every_locked_requirement_is_pinned_and_hashed(name):
     text = re.sub(r"\s*#.*", "", (ROOT / name).read_text(encoding="utf-8")).replace("\\\n", " ")
     requirements = [line.strip() for line in text.splitlines() if line.strip()]

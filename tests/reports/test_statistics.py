@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from wmresearch.reports.statistics import Estimate, PairedDifference, holm, mean_interval, paired_difference
+from wmresearch.reports.statistics import (
+    Equivalence,
+    Estimate,
+    PairedDifference,
+    equivalence,
+    holm,
+    mean_interval,
+    paired_difference,
+    paired_power,
+    pairs_needed,
+    resolvable_difference,
+)
 
 losses = st.floats(min_value=0.5, max_value=8.0)
 samples = st.lists(losses, min_size=2, max_size=12)
@@ -149,3 +160,74 @@ def test_holm_keeps_order_and_lies_between_p_and_bonferroni(ps):
     for p, q in zip(ps, corrected, strict=True):
         assert p <= q <= min(1, p * len(ps)) or q == pytest.approx(p)
     assert [q for _, q in sorted(zip(ps, corrected, strict=True))] == sorted(corrected)
+
+
+@given(pairs, st.floats(min_value=1e-3, max_value=2.0))
+def test_equivalence_is_two_one_sided_tests_of_scipy(both, margin):
+    treated, control = zip(*both, strict=True)
+    difference = np.subtract(treated, control)
+    found = equivalence(treated, control, margin)
+    if spread_enough(difference, [*treated, *control]):
+        above = stats.ttest_1samp(difference, -margin, alternative="greater").pvalue
+        below = stats.ttest_1samp(difference, margin, alternative="less").pvalue
+        assert found.p == pytest.approx(max(above, below), rel=1e-6, abs=1e-300)
+        low, high = stats.t.interval(0.9, len(difference) - 1, loc=np.mean(difference), scale=stats.sem(difference))
+        assert (found.low, found.high) == pytest.approx((low, high), rel=1e-7, abs=1e-9)
+        if abs(found.p - 0.05) > 1e-9:
+            assert (found.p < 0.05) == (-margin < found.low and found.high < margin)
+
+
+def test_equivalence_by_hand():
+    # d = 1, 2, 3: mean 2, s/√n = 1/√3, 2 degrees of freedom, and t₂ has the distribution (1 + t/√(2 + t²))/2
+    found = equivalence([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], 5.0)
+    t = (5 - 2) * math.sqrt(3)
+    assert found.p == pytest.approx((1 - t / math.sqrt(2 + t**2)) / 2)
+    assert equivalence([2.0], [1.0], 0.5) == Equivalence(1, 0.5, None, None, None)
+    assert equivalence([2.0, 3.0], [1.0, 2.0], 0.5).p is None  # no spread, nothing is tested
+    for margin in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="margin"):
+            equivalence([1.0, 2.0], [1.0, 2.5], margin)
+    with pytest.raises(ValueError, match="confidence"):
+        equivalence([1.0, 2.0], [1.0, 2.5], 1.0, 0.4)
+
+
+def test_power_is_that_of_the_published_example():
+    # G*Power 3.1 manual, difference between two dependent means: 50 pairs, d_z = 0.421637, two-sided 5 %
+    assert paired_power(0.421637, 1.0, 50) == pytest.approx(0.832114, abs=1e-6)
+
+
+@given(st.floats(min_value=0.0, max_value=3.0), st.integers(min_value=2, max_value=30))
+def test_power_is_scipys_noncentral_t(difference, n):
+    critical, shift = stats.t.ppf(0.975, n - 1), math.sqrt(n) * difference / 0.7
+    expected = stats.nct.sf(critical, n - 1, shift) + np.nan_to_num(stats.nct.cdf(-critical, n - 1, shift))
+    assert paired_power(difference, 0.7, n) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert paired_power(-difference, 0.7, n) == paired_power(difference, 0.7, n)
+
+
+def test_power_is_how_often_a_test_says_so():
+    samples = np.random.default_rng(0).normal(0.6, 0.5, size=(20_000, 6))
+    said = np.mean(stats.ttest_1samp(samples, 0.0, axis=1).pvalue < 0.05)
+    assert paired_power(0.6, 0.5, 6) == pytest.approx(said, abs=0.01)
+    assert paired_power(0.0, 0.5, 6) == pytest.approx(0.05)
+
+
+@given(st.integers(min_value=2, max_value=20), st.floats(min_value=1e-4, max_value=10.0))
+def test_the_resolvable_difference_has_the_power_and_needs_the_pairs(n, sd):
+    found = resolvable_difference(sd, n)
+    assert paired_power(found, sd, n) == pytest.approx(0.8, abs=1e-9)
+    assert pairs_needed(found * (1 + 1e-9), sd) == n
+    assert resolvable_difference(2 * sd, n) == pytest.approx(2 * found)
+    assert resolvable_difference(sd, n + 1) < found
+
+
+def test_five_seeds_resolve_less_than_two_spreads():
+    assert resolvable_difference(1.0, 5) == pytest.approx(1.6820, abs=1e-4)
+    assert pairs_needed(0.01, 1.0, most=100) is None
+    for bad in (
+        {"sd": 0.0, "n": 5},
+        {"sd": 1.0, "n": 1},
+        {"sd": 1.0, "n": 5, "power": 1.0},
+        {"sd": 1.0, "n": 5, "power": 0.05},
+    ):
+        with pytest.raises(ValueError):
+            resolvable_difference(**bad)

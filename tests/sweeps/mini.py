@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,23 +49,54 @@ def wm(capfd, *arguments: object) -> tuple[int, str, str]:
     return (ended.value.code or 0, *capfd.readouterr())
 
 
-def mini_sweep() -> Path:
-    """The folder of a sweep of three arms with two seeds, run by `wm sweep` with W&B offline.
+def run_once(name: str, write: Callable[[Path], Path]) -> Path:
+    """The folder of a sweep that is run by `wm sweep` once for all tests of a session.
 
     `sweep.yaml` and what it needs, `runs` (the sweep's directory), and `out`, `err`, `code` of the command.
     """
-    folder = cache_folder() / "mini-sweep"
+    folder = cache_folder() / name
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):  # several workers of pytest share one
         if not (folder / "code").exists():
-            base = tiny(Path("text.txt")) | {"tracking": {"wandb": {"mode": "offline"}}}
-            file = write_sweep(folder, base=base, arms=ARMS, seeds=SEEDS)
-            process = start_wm("sweep", file, "--dir", folder / "runs", cwd=folder)
+            process = start_wm("sweep", write(folder), "--dir", folder / "runs", cwd=folder)
             out, err = process.communicate(timeout=600)
             (folder / "out").write_text(out, encoding="utf-8")
             (folder / "err").write_text(err, encoding="utf-8")
             (folder / "code").write_text(str(process.returncode), encoding="utf-8")
     return folder
+
+
+OFFLINE = {"tracking": {"wandb": {"mode": "offline"}}}
+
+
+def mini_sweep() -> Path:
+    """A sweep of three arms with two seeds, run with W&B offline."""
+    base = tiny(Path("text.txt")) | OFFLINE
+    return run_once("mini-sweep", lambda folder: write_sweep(folder, base=base, arms=ARMS, seeds=SEEDS))
+
+
+TWENTY = {
+    "W_o": {},
+    "gates": {
+        "model.head_output": {
+            "kind": "dynamic_rank", "rank": 4, "method": "hard_concrete", "total_rank": 4, "fine_tune_steps": 2,
+        },
+        "penalties": [{"kind": "nuclear", "strength": 1e-3}],
+    },
+    "entries": {
+        "model.head_output": {"kind": "sparse", "density": 0.5, "method": {"kind": "set", "every": 2}},
+        "optimizer.skip_spikes": {"factor": 100.0},
+    },
+    "too fast": {"optimizer.learning_rate": 1e30},
+}  # fmt: skip
+"""Arms that log all there is to log, and one that diverges."""
+
+
+def twenty_runs() -> Path:
+    """Four arms with five seeds, four steps each, run with W&B offline."""
+    base = tiny(Path("text.txt"), steps=4) | OFFLINE
+    base["training"] |= {"evaluate_every": 2, "log_every": 2, "steps_per_dispatch": 2, "checkpoint_every": None}
+    return run_once("twenty-runs", lambda folder: write_sweep(folder, "twenty", base, arms=TWENTY, seeds=[*range(5)]))
 
 
 def trainings(directory: Path) -> dict[str, int]:

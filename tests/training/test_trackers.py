@@ -1,6 +1,7 @@
 """wandb itself, in processes of its own, its files read back with `wandb leet inspect`."""
 
 import functools
+import io
 import json
 import os
 import pty
@@ -11,9 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from wmresearch.config.training import WandbConfig
+from wmresearch.config.training import TrainingConfig, WandbConfig
+from wmresearch.training.mirror import is_drawn
+from wmresearch.training.spectrum_image import draw_spectra
 from wmresearch.training.trackers import NoTracker, RunIdentity, make_tracker, requested_mode
 
 HEAD = """
@@ -342,4 +346,34 @@ def test_a_disabled_tracker_takes_everything():
     tracker = make_tracker(WandbConfig(mode="disabled"), identity, Path("nowhere"))
     assert isinstance(tracker, NoTracker)
     tracker.log(0, {"loss": float("nan")})
+    tracker.spectra(0, np.ones((1, 1, 1)))
     tracker.finish({"loss": None}, 0)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(300, 50), (1000, 1), (999, 10), (7, 10), (100, None), (41, 2)])
+def test_few_evaluations_have_a_picture_and_the_ends_always_do(steps, every):
+    training = TrainingConfig(steps=steps, evaluate_every=every)
+    evaluations = [0, *range(every or steps, steps + 1, every or steps)]
+    drawn = [step for step in evaluations if is_drawn(training, step)]
+    assert drawn[0] == 0
+    assert is_drawn(training, steps)
+    assert min(len(evaluations), 10) <= len(drawn) <= 22
+
+
+def test_a_picture_is_brightest_where_singular_values_are_largest():
+    values = np.array([[[1.0, 1e-2, 0.0], [0.1, 1e-4, 1e-9]]])
+    pixels = np.asarray(draw_spectra(values, 7).convert("L")).astype(int)
+    cells = pixels[22 + 7 : 22 + 28 : 14, 62 + 12 : 62 + 72 : 24]
+    assert cells[0, 0] > cells[1, 0] > cells[0, 1] > cells[0, 2]
+    assert cells[0, 2] == cells[1, 1] == cells[1, 2]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 5000), (80, 64, 128), (200, 2, 2)])
+def test_a_picture_stays_small(shape):
+    values = np.random.default_rng(0).uniform(size=shape)
+    picture, nothing = draw_spectra(values, 10**6), draw_spectra(np.zeros(shape), 0)
+    assert picture.size == nothing.size
+    assert picture.width <= 620 and picture.height <= 860
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    assert len(data.getvalue()) < 500_000

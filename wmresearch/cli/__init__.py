@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from wmresearch.cli import data, models, reports, sweeps, training
+from wmresearch.cli import data, models, reports, sweeps, training, wandb
 from wmresearch.terminal import explain, leave_others
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Language models whose attention heads write through **W_M = W_V W_O**, and sweeps that compare them.",
 )
-for part in (training, sweeps, reports, models):
+for part in (training, sweeps, reports, models, wandb):
     app.add_typer(part.app)
 app.add_typer(data.app, name="data")
 

@@ -27,6 +27,10 @@ class Launcher(enum.StrEnum):
     slurm = "slurm"
 
 
+class Export(enum.StrEnum):
+    wandb = "wandb"
+
+
 @app.command(epilog="Example: `wm train configs/base/tiny.yaml training.steps=50 --dir runs/first`")
 def train(
     config: Annotated[str, typer.Argument(help="A run config (YAML) or the name of a preset.")],
@@ -95,6 +99,9 @@ def sweep(
     more: slurm.More = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they take; train none.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --dry-run: time a step of each arm.")] = False,
+    export: Annotated[
+        Export | None, typer.Option(help="Write W&B sweeps, whose agents run `wm train`, and train none.")
+    ] = None,
 ) -> None:
     """Train every run of a sweep that is missing; start it again to go on."""
     from wmresearch.sweeps.launchers import LocalLauncher
@@ -115,6 +122,12 @@ def sweep(
         listing = plan_listing(extended(plan, results_in(directory)), directory, jobs or 1, say)
         line.close()
         sys.stdout.write(listing)
+        return
+    if export is not None:
+        from wmresearch.sweeps.wandb_export import export_to_wandb
+
+        line.close()
+        sys.stdout.write(export_to_wandb(plan, file, directory))
         return
     started = time.monotonic()
     before = steps_done(directory) if (directory / "sweep.json").exists() else 0

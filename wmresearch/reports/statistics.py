@@ -1,4 +1,4 @@
-"""Means and paired differences with t intervals, and Holm's correction.
+"""Means and paired differences with t intervals, Holm's correction, equivalence, and what n pairs can resolve.
 
 Conventions where a formula has no value, so that a table can carry it: below two values there is no spread, no
 interval and no p (None); with none there is no mean either. Values that differ by no more than rounding have spread 0:
@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtr, stdtrit
+from scipy.special import nctdtr, stdtr, stdtrit
 
 CONFIDENCE = 0.95
+POWER = 0.8
 _ROUNDING = 8 * sys.float_info.epsilon
 """Largest spread, relative to the largest value, that is taken for rounding: a few units in the last place."""
 
@@ -42,6 +43,21 @@ class PairedDifference:
     p: float | None
 
 
+@dataclass(frozen=True)
+class Equivalence:
+    """Whether the mean of n paired differences lies within ±margin: p of the two one-sided tests.
+
+    [low, high] is the t interval of confidence 1 − 2 (1 − confidence); p < 1 − confidence exactly where it lies
+    within (−margin, margin).
+    """
+
+    n: int
+    margin: float
+    p: float | None
+    low: float | None
+    high: float | None
+
+
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """x̄ ± t_{n−1} · s/√n, with t_ν the (1 + confidence)/2 quantile of Student's distribution of ν degrees of freedom.
 
@@ -65,6 +81,75 @@ def paired_difference(
     if found.mean is not None and found.sd:
         p = float(2 * stdtr(found.n - 1, -abs(found.mean) / (found.sd / math.sqrt(found.n))))
     return PairedDifference(found.n, found.mean, found.low, found.high, p)
+
+
+def equivalence(
+    treated: Sequence[float], control: Sequence[float], margin: float, confidence: float = CONFIDENCE
+) -> Equivalence:
+    """TOST, p = max over both signs of P(T_{n−1} > (margin ± d̄) / (s_d/√n)), d_i = treated_i − control_i.
+
+    Schuirmann 1987, doi 10.1007/BF01068419. A small p says that the means differ by less than the margin, which a
+    large p of `paired_difference` does not. The margin is one that was stated before the runs.
+
+    Raises:
+        ValueError: as `paired_difference`, or the margin is not a positive number, or the confidence not above 1/2.
+    """
+    if not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"margin = {margin}: expected a positive number")
+    if not 0.5 < confidence < 1:
+        raise ValueError(f"confidence = {confidence}: expected a number between 0.5 and 1")
+    differences = [a - b for a, b in zip(treated, control, strict=True)]
+    found = _estimate(differences, max(map(abs, [*treated, *control]), default=0.0), 2 * confidence - 1)
+    p = None
+    if found.mean is not None and found.sd:
+        error = found.sd / math.sqrt(found.n)
+        p = float(stdtr(found.n - 1, (abs(found.mean) - margin) / error))
+    return Equivalence(found.n, margin, p, found.low, found.high)
+
+
+def paired_power(difference: float, sd: float, n: int, confidence: float = CONFIDENCE) -> float:
+    """P(|T| > t_{n−1}), T noncentral t of n − 1 degrees of freedom with noncentrality √n · difference / sd.
+
+    How likely n pairs show a true mean difference with a two-sided paired t test of level 1 − confidence, where single
+    differences have the standard deviation sd (Cohen 1988, chapter 2).
+
+    Raises:
+        ValueError: sd is not positive, n is below 2, or the confidence is not between 0 and 1.
+    """
+    if not sd > 0 or n < 2 or not 0 < confidence < 1:
+        raise ValueError(f"sd = {sd}, n = {n}, confidence = {confidence}: expected sd > 0, n ≥ 2, 0 < confidence < 1")
+    critical = float(stdtrit(n - 1, (1 + confidence) / 2))
+    shift = math.sqrt(n) * abs(difference) / sd
+    near, far = (float(nctdtr(n - 1, nearer, -critical)) for nearer in (-shift, shift))
+    return near + (0.0 if math.isnan(far) else far)  # scipy has NaN for some tails below 1e-16
+
+
+def resolvable_difference(sd: float, n: int, power: float = POWER, confidence: float = CONFIDENCE) -> float:
+    """The Δ with paired_power(Δ, sd, n) = power: with this spread, n pairs show a difference of Δ with that chance.
+
+    Raises:
+        ValueError: as `paired_power`, or the power is not above 1 − confidence and below 1.
+    """
+    if not 1 - confidence < power < 1:
+        raise ValueError(f"power = {power}: expected a number between {1 - confidence:g} and 1")
+    low, high = 0.0, sd
+    while paired_power(high, sd, n, confidence) < power:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if paired_power(middle, sd, n, confidence) >= power else (middle, high)
+    return high
+
+
+def pairs_needed(
+    difference: float, sd: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1000
+) -> int | None:
+    """The least n with paired_power(difference, sd, n) ≥ power; None where that is more than `most`.
+
+    Raises:
+        ValueError: as `paired_power`.
+    """
+    return next((n for n in range(2, most + 1) if paired_power(difference, sd, n, confidence) >= power), None)
 
 
 def holm(p_values: Sequence[float | None], family_size: int | None = None) -> list[float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +22,6 @@ from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Transformer
 from wmresearch.training.optimizers import decay_rates, is_zero
 from wmresearch.training.parameters import parameter_facts
-from wmresearch.training.run_directory import ARRAYS
 from wmresearch.training.step import TrainState
 
 Diagnostics = dict[str, np.ndarray]
@@ -65,16 +64,6 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
         return out
 
     return measure
-
-
-def layer_means(found: Mapping[str, Any]) -> dict[str, float]:
-    """heads/NAME/layerN → the mean over a layer's heads: what curves are drawn of."""
-    return {
-        f"heads/{name}/layer{layer}": float(np.mean(row, dtype=float))
-        for name, values in found.items()
-        if name not in ("step", *ARRAYS)
-        for layer, row in enumerate(values)
-    }
 
 
 def effective_decay(

@@ -13,17 +13,17 @@ import jax
 from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output import kind_of
 from wmresearch.model.cost import Cost
-from wmresearch.training.diagnostics import Diagnostics, layer_means
+from wmresearch.training.diagnostics import Diagnostics
 from wmresearch.training.evaluation import Evaluation
 from wmresearch.training.failures import Failure
+from wmresearch.training.mirror import identity_of, tell_again, tell_diagnostics, tell_ranks
 from wmresearch.training.run_directory import RunDirectory, RunLabels, State
 from wmresearch.training.speed import Speed
 from wmresearch.training.spikes import IN_A_ROW
 from wmresearch.training.step import Metrics
 from wmresearch.training.task_evaluation import TaskScores
-from wmresearch.training.trackers import RunIdentity, Tracker, make_tracker
+from wmresearch.training.trackers import NoTracker, Tracker, make_tracker
 
 HEARTBEAT_SECONDS = 1.0
 _KEPT = ("train_loss", "validation_loss", "bits_per_byte")  # the newest of each stands in the summary
@@ -74,7 +74,7 @@ class Recorder:
         self._config, self._directory, self._labels, self._report = config, directory, labels, report
         self._figures: dict[str, Any] = {"wall_seconds": earlier_seconds}
         self._speed = Speed(config.data.batch_size * config.model.context)
-        self._tracker: Tracker | None = None
+        self._tracker: Tracker = NoTracker()
         self._costs: list[tuple[int, float]] = []
         """Step from which on → training FLOPs a token."""
         self._said = 0.0
@@ -85,7 +85,8 @@ class Recorder:
         self._costs = [(0, self._figures["flops_per_token"])]
         self._write_summary("running")
         self._tell("starting", force=True)
-        self._tracker = make_tracker(self._config.tracking.wandb, self._identity(), self._directory.path)
+        identity = identity_of(self._config, self._labels, self._directory)
+        self._tracker = make_tracker(self._config.tracking.wandb, identity, self._directory.path)
 
     def cut(self, step: int, model: ModelConfig, cost: Cost) -> None:
         """The heads were cut after a step: the model is smaller from then on."""
@@ -94,35 +95,21 @@ class Recorder:
         ranks, figures = chosen.all_ranks(model), figures_of(model, cost)
         line = {"step": step, "ranks": ranks, "final": chosen.method.kind == "fixed", **figures}
         self._directory.append_ranks(line)
+        tell_ranks(self._tracker, line)
         self._after_cut(line)
 
     def _after_cut(self, line: dict[str, Any]) -> None:
         self._costs.append((line["step"], line["flops_per_token"]))
         self._figures |= {name: value for name, value in line.items() if name not in ("step", "ranks", "final")}
-        layers = {f"rank/layer{layer}": float(sum(row)) for layer, row in enumerate(line["ranks"])}
-        self._track(line["step"], {"rank/total": float(line["total_rank"]), **layers})
-
-    def _identity(self) -> RunIdentity:
-        labels = self._labels
-        return RunIdentity(
-            run_id=labels.run_id,
-            name=f"{labels.arm or labels.run_id} · seed {self._config.seed}",
-            group=labels.sweep,
-            job_type=labels.role,
-            tags=tuple(tag for tag in (labels.sweep, labels.arm, kind_of(self._config.model.head_output)) if tag),
-            notes="",
-            config=self._config.model_dump(mode="json") | {"arm": labels.arm, "settings": dict(labels.settings)},
-        )
 
     def resume(self, step: int) -> None:
         """The run goes on from a step: what was written after it is cut away, what came before is read again."""
         self._directory.rewind(step)
         for line in self._directory.metrics():
             self._remember(line["step"], {name: value for name, value in line.items() if name != "step"})
-        for line in self._directory.diagnostics():
-            self._track(line["step"], layer_means(line))
         for line in self._directory.ranks():
             self._after_cut(line)
+        tell_again(self._tracker, self._config, self._directory)
         self._tell("compiling", force=True)
 
     def steps(self, first: int, n: int, metrics: Metrics) -> None:
@@ -146,7 +133,9 @@ class Recorder:
                 said = ", ".join(f"{name} {value:g}" for name, value in values.items())
                 raise DivergedError(f"not finite at step {step}: {said}")
         if self._speed.tokens_per_second is not None:
-            self._directory.append_timing(first + n, {"tokens_per_second": self._speed.tokens_per_second})
+            timing = {"tokens_per_second": self._speed.tokens_per_second}
+            self._directory.append_timing(first + n, timing)
+            self._tracker.log(first + n, timing)
         self._figures |= {"step": first + n, "train_loss": values["train_loss"]}
         self._tell("training")
 
@@ -163,9 +152,9 @@ class Recorder:
         self._tell("evaluated")
 
     def diagnostics(self, step: int, found: Diagnostics) -> None:
-        """The heads' maps were measured after a step; W&B has the means over each layer's heads."""
+        """The heads' maps were measured after a step."""
         self._directory.append_diagnostics(step, found)
-        self._track(step, layer_means(found))
+        tell_diagnostics(self._tracker, self._config, step, found)
 
     def test(self, result: Evaluation) -> None:
         """The test split was evaluated, once, at the end."""
@@ -185,8 +174,7 @@ class Recorder:
         if self._costs:  # it had begun
             self._figures["training_flops"] = self._flops_so_far()
         summary = self._write_summary(state, reason, failure)
-        if self._tracker is not None:
-            self._tracker.finish(summary, exit_code=0 if state == "finished" else 1)
+        self._tracker.finish(summary, exit_code=0 if state == "finished" else 1)
         self._tell(state, force=True, state=state, reason=reason)
         return summary
 
@@ -199,6 +187,7 @@ class Recorder:
     def _write(self, step: int, values: dict[str, float]) -> None:
         self._directory.append_metrics(step, values)
         self._remember(step, values)
+        self._tracker.log(step, values)
 
     def _remember(self, step: int, values: dict[str, float]) -> None:
         self._figures |= {name: values[name] for name in _KEPT if name in values}
@@ -206,11 +195,6 @@ class Recorder:
         if "validation_loss" in values:
             best = self._figures.get("best_validation_loss", math.inf)
             self._figures["best_validation_loss"] = min(best, values["validation_loss"])
-        self._track(step, values)
-
-    def _track(self, step: int, values: dict[str, float]) -> None:
-        if self._tracker is not None:
-            self._tracker.log(step, values)
 
     def _write_summary(self, state: State, reason: str | None = None, failure: Failure | None = None) -> dict[str, Any]:
         told = {"reason": reason, "failure": failure}

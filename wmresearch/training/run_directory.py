@@ -34,6 +34,7 @@ from wmresearch.config.custom_file import read_code
 from wmresearch.config.head_output import CustomConfig
 from wmresearch.training.failures import Failure
 from wmresearch.training.files import CLOSED, FULL, json_line, read_json, write_atomically, write_json, writing
+from wmresearch.training.rows import ARRAYS
 from wmresearch.training.run_lock import RunBusyError, hold
 
 State = Literal["pending", "running", "finished", "failed", "diverged", "preempted"]
@@ -48,9 +49,6 @@ _SUMMARY_KEYS = (
 )  # fmt: skip
 
 _LOGS = ("metrics.jsonl", "diagnostics.jsonl", "ranks.jsonl")
-
-ARRAYS = ("singular_values", "cosines")
-"""What diagnostics hold that is larger than a number for each head."""
 
 _KEPT_ON_FAILURE = (
     "step", "train_loss", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank",
@@ -211,11 +209,21 @@ class RunDirectory:
         statistics = {name: values.tolist() for name, values in found.items() if name not in ARRAYS}
         self._append("diagnostics.jsonl", {"step": step, **statistics})
         if arrays := {name: found[name] for name in ARRAYS if name in found}:
-            folder = self.path / "spectra"
-            folder.mkdir(exist_ok=True)
-            data = io.BytesIO()
+            path, data = self._spectra_file(step), io.BytesIO()
+            path.parent.mkdir(exist_ok=True)
             np.savez(data, **arrays)  # type: ignore[arg-type]
-            write_atomically(folder / f"{step:08d}.npz", data.getvalue())
+            write_atomically(path, data.getvalue())
+
+    def spectra(self, step: int) -> dict[str, np.ndarray]:
+        """The array file of a step; nothing where there is none."""
+        path = self._spectra_file(step)
+        if not path.exists():
+            return {}
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    def _spectra_file(self, step: int) -> Path:
+        return self.path / "spectra" / f"{step:08d}.npz"
 
     def diagnostics(self) -> list[dict[str, Any]]:
         """The lines of diagnostics.jsonl."""
@@ -240,6 +248,10 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl up to one that was cut off or is none."""
         return self._lines("metrics.jsonl")
+
+    def timing(self) -> list[dict[str, Any]]:
+        """The lines of timing.jsonl."""
+        return self._lines("timing.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.path / name

@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from wmresearch.config.training import WandbConfig
 
 _LOGGER = logging.getLogger(__name__)
 
 _TAG_LENGTH = 64
 """W&B refuses a run with a longer tag."""
+
+NO_KEY = "no API key was found (`wandb login` stores one)"
 
 _PATIENCE_SECONDS = 20.0
 """For the server's answer at the start, while the run trains, and for the last upload."""
@@ -43,6 +47,9 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics at an optimizer step; several calls for one step, and steps out of order, are allowed."""
+
+    def spectra(self, step: int, singular_values: np.ndarray) -> None:
+        """The heads' singular values `[layers, heads, r]` at a step."""
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """The run has ended with this summary (plain data, None allowed). Call it last, once, also after a failure."""
@@ -71,6 +78,9 @@ class NoTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         del step, metrics
+
+    def spectra(self, step: int, singular_values: np.ndarray) -> None:
+        del step, singular_values
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         del summary, exit_code
@@ -108,6 +118,20 @@ def requested_mode(configured: str, environment: Mapping[str, str]) -> str:
     return _ENVIRONMENT_MODES.get(environment.get("WANDB_MODE", ""), "auto")
 
 
+def trouble_online(base_url: str) -> str | None:
+    """Why W&B's server cannot be worked with; None where it takes this user's key. Nobody is asked for one."""
+    import wandb
+    from wandb.sdk.lib import wbauth  # the public wandb.login() would ask for a key at a terminal
+
+    try:
+        found = wbauth.authenticate_session(
+            host=base_url, source="wmresearch", verify=True, prompt=False, update_session=False
+        )
+    except wandb.Error as error:
+        return f"W&B cannot be reached or refuses the API key ({_one_line(error)})"
+    return NO_KEY if found is None else None
+
+
 class WandbTracker:
     """One wandb run, its metrics on the axis `step`, its work done in order by one thread."""
 
@@ -124,7 +148,9 @@ class WandbTracker:
         # Here and not on the thread: two threads that import at once may see half-imported modules.
         import wandb
 
-        self._wandb = wandb
+        from wmresearch.training.spectrum_image import draw_spectra
+
+        self._wandb, self._draw = wandb, draw_spectra
         self._config, self._identity = config, identity
         self._directory = directory.resolve()
         self._warn = warn
@@ -137,6 +163,15 @@ class WandbTracker:
         row: dict[str, Any] = {key: float(value) for key, value in metrics.items()}
         row["step"] = int(step)
         self._submit("log", lambda: self._run.log(row))
+
+    def spectra(self, step: int, singular_values: np.ndarray) -> None:
+        """A picture, under `spectra`."""
+        values = np.array(singular_values)
+
+        def log() -> None:
+            self._run.log({"spectra": self._wandb.Image(self._draw(values, step)), "step": int(step)})
+
+        self._submit("log", log)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Also waits for what is still to be written or uploaded, but no more than 20 seconds for a silent server."""
@@ -204,20 +239,11 @@ class WandbTracker:
         The server is asked before the run is begun, since wandb does not let a run that failed to begin online begin
         again offline.
         """
-        from wandb.sdk.lib import wbauth  # the public wandb.login() would ask for a key at a terminal
-
         settings = self._session.settings
         if mode == "offline" or (mode == "auto" and settings.mode != "online"):
             return False, None
-        try:
-            found = wbauth.authenticate_session(
-                host=settings.base_url, source="wmresearch", verify=True, prompt=False, update_session=False
-            )
-        except self._wandb.Error as error:
-            return False, f"W&B cannot be reached or refuses the API key ({_one_line(error)})"
-        if found is None and mode == "online":
-            return False, "the mode is online, but no API key was found (`wandb login` stores one)"
-        return found is not None, None
+        trouble = trouble_online(settings.base_url)
+        return trouble is None, None if mode == "auto" and trouble == NO_KEY else trouble
 
     def _init(self, mode: str) -> Any:
         identity = self._identity
