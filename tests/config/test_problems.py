@@ -136,7 +136,7 @@ def test_files_that_are_not_there(tmp_path, base, monkeypatch):
         str(tmp_path / "base.yml"): "did you mean 'base.yaml'?",
         "no/base.yaml": "there is no folder no",
         "lama3-8b": "did you mean 'llama3-8b'?",
-        "zzz": "valid names: gpt2",
+        "zzz": "valid names: comparison",
         ".": "this is a folder",
         "": "",
         "a\0b": "valid names",
