@@ -7,6 +7,7 @@ twice.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -218,6 +219,8 @@ class SlurmLauncher:
 
     def _executor(self) -> SlurmExecutor:
         """Raises: ConfigError: there is no submitit, or no SLURM."""
+        # unless told not to, it closes everybody's log handlers and writes its own to standard output
+        os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
         try:
             import submitit
         except ImportError:
