@@ -11,6 +11,7 @@ import argparse
 import io
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def write_sweep(folder: Path, runs: int, points: int) -> None:
     """A sweep of so many runs with so many logged steps each, all of them finished."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    arms = [f"arm {number}" for number in range(max(1, runs // (_SEEDS * len(_RATES))))]
+    arms = [f"arm {number}" for number in range(math.ceil(runs / (_SEEDS * len(_RATES))))]
     places = list(itertools.product(arms, _RATES, range(_SEEDS)))[:runs]
     planned = [
         {"run_id": f"{number:012x}", "arm": arm, "settings": {"optimizer.learning_rate": rate}, "seed": seed,
