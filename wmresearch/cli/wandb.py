@@ -52,7 +52,7 @@ def dashboard(
         print(f"{name}: {address}")
 
 
-@app.command(epilog="Example: `wm sync runs/quickstart`")
+@app.command(epilog="Example: `wm sync runs/quickstart --dry-run`")
 def sync(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a sweep or of one run.")],
     again: Annotated[bool, typer.Option("--again", help="Also what is uploaded already, recorded anew.")] = False,

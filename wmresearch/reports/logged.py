@@ -82,6 +82,9 @@ HISTORY = (
 SUMMARY = (
     Logged("test_loss", "Test loss, nats per token", "main comparison", "bar", main=True),
     Logged("validation_loss", "Validation loss at the end", "main comparison", "bar", main=True),
+    Logged("recall_accuracy", "Associative recall, share of answers that are right", "main comparison", "bar"),
+    Logged("induction_accuracy", "Induction, share of tokens that are right", "main comparison", "bar"),
+    Logged("induction_gain", "Induction, nats gained on the second copy", "main comparison", "bar"),
     Logged("parameters", "Parameters", "cost", "bar", main=True),
     Logged("head_output_parameters", "Parameters of head outputs", "cost", "bar", main=True),
     Logged("head_output_nonzeros", "Non-zeros of head outputs", "cost", "bar", main=True),
