@@ -22,7 +22,7 @@ from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_d
 from wmresearch.training.evaluation import Evaluation, make_evaluator
 from wmresearch.training.program import Program, make_program
 from wmresearch.training.step import Dispatch, TrainState
-from wmresearch.training.task_evaluation import TaskScores, make_task_evaluator
+from wmresearch.training.task_evaluation import AskTasks, make_task_evaluator
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Stage:
     dispatch: Dispatch
     validate: Callable[[Params], Evaluation]
     test: Callable[[Params], Evaluation] | None
-    tasks: Callable[[Params], TaskScores]
+    tasks: AskTasks
     measure: Callable[[Params], Diagnostics]
     decay: Callable[[TrainState], Diagnostics]
 
@@ -87,7 +87,7 @@ class Stages:
     def _make(self, program: Program) -> Stage:
         evaluate, parts = program.evaluate(), program.parts_of_batch
         splits, context = self.corpus.splits, self.config.model.context
-        ask = make_task_evaluator(program.apply, splits["train"].tokens, context, self.config.seed)
+        ask = make_task_evaluator(program.apply, splits["train"].tokens, context)
         measure = make_diagnostics(program.transformer)
         decay = effective_decay(self.config.optimizer, program.transformer)
         return Stage(
@@ -95,7 +95,7 @@ class Stages:
             program.dispatch(self.room),
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
-            lambda params: ask(program.gathered(params)),
+            lambda params, seed: ask(program.gathered(params), seed),
             lambda params: measure(program.gathered(params)),
             lambda state: decay(program.gathered(state._replace(params={}, memory={}))),  # all that it reads
         )
