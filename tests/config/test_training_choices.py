@@ -4,7 +4,8 @@ import jsonschema
 import pytest
 
 from tests.config.examples import has, problems_of
-from wmresearch.config import load_run, load_sweep, parse_run
+from wmresearch.config import ConfigError, load_run, load_sweep, parse_run
+from wmresearch.config.data import MixtureConfig
 from wmresearch.config.factor_start import GaugeStart, RunStart, SpectralStart
 from wmresearch.config.schema import sweep_schema
 
@@ -149,3 +150,22 @@ def test_starts_in_a_sweep(write, tiny, sweep_data):
     arms = {"W_M": {"model.head_output": FACTORIZED | {"init": {"from": "runs/x"}}}, "spectral": {init: "spectral"}}
     assert starts(grid=None, arms=arms) == [RunStart(run="runs/x"), SpectralStart()]
     jsonschema.Draft202012Validator(sweep_schema()).validate(sweep_data | {"grid": {f"{init}.gauge": [1, 100]}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["data.mixture={recall: 0.7, induction: 0.5}"], ("data.mixture.induction", "at most 0.3")),
+        (["data.mixture={}"], ("data.mixture.recall", "above 0")),
+        (["data.mixture.recall=0.5", "model.context=2"], ("model.context", "at least 3")),
+    ],
+)
+def test_a_mixture_that_cannot_be(base, changes, said):
+    with pytest.raises(ConfigError) as refused:
+        load_run(base, changes)
+    (problem,) = refused.value.problems
+    assert problem.path == said[0] and said[1] in problem.expected
+
+
+def test_a_mixture_on_the_command_line(base):
+    assert load_run(base, ["data.mixture.recall=0.5"]).data.mixture == MixtureConfig(recall=0.5)

@@ -32,7 +32,7 @@ def guessing(params, tokens, key=None):
 
 
 def scores(apply, context=64, seed=0, params=()):
-    return make_task_evaluator(apply, TOKENS, context, seed)(params)
+    return make_task_evaluator(apply, TOKENS, context)(params, seed)
 
 
 def test_a_model_that_copies_makes_no_mistake():
@@ -62,7 +62,7 @@ def test_scores_are_those_of_the_logits_at_the_places_that_are_asked(monkeypatch
     tokens, seed = np.arange(19).repeat(2), 4
     with jax.enable_x64(True):
         model = real_model()
-        found = make_task_evaluator(model.apply, tokens, 8, seed)(model.params)
+        found = make_task_evaluator(model.apply, tokens, 8)(model.params, seed)
 
         def mean(task, size, places):
             judged = []

@@ -33,7 +33,7 @@ def test_a_finished_run_has_the_scores_of_its_last_parameters(mixed, text):
     chosen, found = config(text, **MIXED), scores(path)
     corpus = load_corpus(chosen.data)
     apply = make_program(chosen, corpus.tokenizer.vocab_size).apply
-    again = make_task_evaluator(apply, corpus.splits["train"].tokens, 16, 0)(final_state(path, chosen).params)
+    again = make_task_evaluator(apply, corpus.splits["train"].tokens, 16)(final_state(path, chosen).params, 0)
     assert found == json.loads(json.dumps(again.to_dict()))
     assert [score["pairs"] for score in found["recall"]] == [2, 4] and found["induction"]["symbols"] == 8
     assert {name: summary[name] for name in FIGURES} == {name: found[name] for name in FIGURES}

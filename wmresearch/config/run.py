@@ -49,6 +49,8 @@ class RunConfig(Config):
             elif proximal and self.model.head_output.kind == "standard" and self.model.head_width > self.model.d_model:
                 expected = f"gradient: a proximal step needs d_head of at most d_model = {self.model.d_model}"
                 yield Check(f"penalties.{index}.step", expected, ("model.d_head", "model.d_model", "model.n_heads"))
+        if self.data.mixture is not None and self.model.context < 3:
+            yield Check("model.context", "at least 3: a task has no room in less", ("data.mixture",))
         chosen = self.model.head_output
         if isinstance(chosen, DynamicRankConfig):
             yield from chosen.checks_over(self.training)

@@ -267,7 +267,7 @@ class _Run:
             if stage.test is not None:
                 recorder.test(stage.test(state.params))
             if training.tasks:
-                recorder.tasks(stage.tasks(state.params))
+                recorder.tasks(stage.tasks(state.params, config.seed))
         return state
 
 

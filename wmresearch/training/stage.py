@@ -24,7 +24,7 @@ from wmresearch.training.evaluation import Evaluation, make_evaluator
 from wmresearch.training.program import Program, make_program
 from wmresearch.training.shared import Shared
 from wmresearch.training.step import Dispatch, TrainState
-from wmresearch.training.task_evaluation import TaskScores, make_task_evaluator
+from wmresearch.training.task_evaluation import AskTasks, make_task_evaluator
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Stage:
     dispatch: Dispatch
     validate: Callable[[Params], Evaluation]
     test: Callable[[Params], Evaluation] | None
-    tasks: Callable[[Params], TaskScores]
+    tasks: AskTasks
     measure: Callable[[Params], Diagnostics]
     decay: Callable[[TrainState, Mapping[str, Any]], Diagnostics]
 
@@ -92,7 +92,7 @@ class Stages:
     def _make(self, program: Program) -> Stage:
         evaluate, parts = program.evaluate(), program.parts_of_batch
         splits, context = self.corpus.splits, self.config.model.context
-        ask = make_task_evaluator(program.apply, splits["train"].tokens, context, self.config.seed)
+        ask = make_task_evaluator(program.apply, splits["train"].tokens, context)
         measure = make_diagnostics(program.transformer)
         decay = effective_decay(self.config.optimizer, program.transformer)
         return Stage(
@@ -101,7 +101,7 @@ class Stages:
             program.dispatch(self._room),
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
-            lambda params: ask(program.gathered(params)),
+            lambda params, seed: ask(program.gathered(params), seed),
             lambda params: measure(program.gathered(params)),
             # all that it reads
             lambda state, numbers: decay(program.gathered(state._replace(params={}, memory={})), numbers),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -73,12 +73,15 @@ class TaskScores:
         return self.figures() | asdict(self)
 
 
-def make_task_evaluator(
-    apply: Apply, tokens: NDArray[np.integer], context: int, seed: int
-) -> Callable[[Params], TaskScores]:
-    """A function from parameters to their scores, on rows that follow from the train split's symbols and the seed."""
+AskTasks: TypeAlias = Callable[[Params, int], TaskScores]
+"""(parameters, the run's seed) → scores."""
 
-    def evaluator(params: Params) -> TaskScores:
+
+def make_task_evaluator(apply: Apply, tokens: NDArray[np.integer], context: int) -> AskTasks:
+    """A function that scores parameters on rows which follow from the train split's symbols and the run's seed."""
+    predicted = _make_predicted(apply)
+
+    def evaluator(params: Params, seed: int) -> TaskScores:
         length = min(context, LONGEST) + 1
         symbols = Symbols.of(tokens, context, seed)
         recall, induction = Recall(symbols, length, seed), Induction(symbols, length, seed)
@@ -86,7 +89,7 @@ def make_task_evaluator(
         if not asked:
             return TaskScores((), None, len(symbols.keys), len(symbols.values))
         rows = np.stack([task.row(size, "evaluation", i) for task, size in asked for i in range(ROWS)])
-        hits, nats = (found.reshape(len(asked), ROWS, -1) for found in _predicted(apply, params, rows))
+        hits, nats = (found.reshape(len(asked), ROWS, -1) for found in predicted(params, rows))
         curve = []
         for index, pairs in enumerate(recall.curve):
             at = recall.asked(pairs)
@@ -101,20 +104,26 @@ def make_task_evaluator(
     return evaluator
 
 
-def _predicted(apply: Apply, params: Params, rows: NDArray[np.int32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """(whether the next token is the likeliest, −ln p of it) at each place of the rows but the last."""
-    size = max(1, TOKENS_PER_BATCH // rows.shape[1])
-    batches = np.pad(rows, ((0, -len(rows) % size), (0, 0))).reshape(-1, size, rows.shape[1])
+def _make_predicted(
+    apply: Apply,
+) -> Callable[[Params, NDArray[np.int32]], tuple[NDArray[np.bool_], NDArray[np.float64]]]:
+    """(parameters, rows) → (whether the next token is the likeliest, −ln p of it) at each place but the last."""
 
-    def predicted(params: Params, batches: Int[Array, "k b t1"]) -> tuple[Bool[Array, "k b t"], Float[Array, "k b t"]]:
+    @jax.jit
+    def batches(params: Params, tokens: Int[Array, "k b t1"]) -> tuple[Bool[Array, "k b t"], Float[Array, "k b t"]]:
         def batch(tokens: Int[Array, "b t1"]) -> tuple[Bool[Array, "b t"], Float[Array, "b t"]]:
             inputs, targets = tokens[:, :-1], tokens[:, 1:]
             logits = apply(params, inputs, None)
             chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
             return logits.argmax(axis=-1) == targets, jax.nn.logsumexp(logits, axis=-1) - chosen
 
-        return jax.lax.map(batch, batches)
+        return jax.lax.map(batch, tokens)
 
-    hits, nats = jax.device_get(jax.jit(predicted)(params, batches))
-    flat = lambda array: array.reshape(-1, rows.shape[1] - 1)[: len(rows)]
-    return flat(hits), flat(nats).astype(np.float64)
+    def predicted(params: Params, rows: NDArray[np.int32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        count, length = rows.shape
+        size = max(1, TOKENS_PER_BATCH // length)
+        padded = np.pad(rows, ((0, -count % size), (0, 0))).reshape(-1, size, length)
+        hits, nats = (found.reshape(-1, length - 1)[:count] for found in jax.device_get(batches(params, padded)))
+        return hits, nats.astype(np.float64)
+
+    return predicted
