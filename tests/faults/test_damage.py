@@ -60,6 +60,13 @@ def cut_the_log(path):
     file.write_bytes(file.read_bytes()[:-20])
 
 
+def lose_power(path):
+    """The last lines' length came to the disk, and not what stands in them."""
+    file = path / "metrics.jsonl"
+    data = file.read_bytes()
+    file.write_bytes(data[:-60] + bytes(50) + data[-10:])
+
+
 def cut_much_of_the_log(path):
     """Back to before step 8."""
     file = path / "metrics.jsonl"
@@ -73,6 +80,7 @@ def cut_much_of_the_log(path):
         (flip_a_byte, ["12"], "has changed since it was written"),
         (delete_half, ["12"], "No such file"),
         (cut_the_log, ["12"], "metrics.jsonl was cut off before it"),
+        (lose_power, ["12"], "metrics.jsonl was cut off before it"),
         (cut_much_of_the_log, ["12", "8"], "metrics.jsonl was cut off before it"),
     ],
 )
@@ -87,6 +95,13 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     assert said in caplog.text
     assert metrics_bytes(path) == metrics_bytes(whole)
     assert same(final_state(path, chosen), final_state(whole, chosen))
+
+
+def test_there_is_no_checkpoint_without_sums(stopped):
+    """They are written before its folder has its name, so a process killed at any instant leaves none without."""
+    named, summed = ((stopped / name) for name in ("checkpoints", "checkpoint_sums"))
+    for step in saved_steps(stopped):
+        assert (summed / f"{step}.json").stat().st_mtime_ns <= (named / str(step)).stat().st_ctime_ns
 
 
 def test_what_is_whole_is_left_alone(chosen, whole, stopped, tmp_path):
