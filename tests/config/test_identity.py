@@ -102,7 +102,8 @@ def test_the_marks_stand_where_the_design_says():
         "parallel.implementation", "parallel.shard_positions", "parallel.shard_optimizer",
         "tracking.wandb.mode", "tracking.wandb.project", "tracking.wandb.entity",
         "model.head_output.file", "model.head_output.ranks_from",
-        "execution.remat", "execution.scan_layers", "execution.logits_block", "execution.accumulate",
+        "execution.remat", "execution.scan_layers", "execution.logits_block", "execution.cohort",
+        "execution.accumulate",
     }  # fmt: skip
 
 

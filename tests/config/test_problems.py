@@ -61,7 +61,7 @@ def told(base):
         ("parallel.mesh={data: 5}", "parallel.mesh.data", "5", "a divisor of data.batch_size = 16: 1, 2, 4, 8, 16"),
         ("parallel.mesh={head: 8}", "parallel.mesh.head", "8", "at most model.n_heads = 4"),
         ("parallel.mesh={head: two}", "parallel.mesh.head", "two", "a whole number of at least 1, or auto"),
-        ("parallel.mesh={run: 2}", "parallel.mesh.run", "2", "a cohort of a sweep"),
+        ("parallel.mesh={run: 2, data: 4}", "parallel.mesh.run", "2", "one device each"),
         ("execution.accumulate=3", "execution.accumulate", "3", "a divisor of data.batch_size = 16: 1, 2, 4, 8, 16"),
         ("penalties=[{kind: nuclear}]", "penalties.0.strength", "", "a number of at least 0, or a target"),
         ("penalties=[{kind: nuklear, strength: 1}]", "penalties.0.kind", "nuklear", "did you mean 'nuclear'?"),
