@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 LOG_SECONDS = 10.0
 
@@ -76,17 +74,17 @@ def only_results_on_stdout() -> Iterator[None]:
 
 
 def hide_callbacks() -> None:
-    """From now on no traceback is printed of what a library in another language calls on a thread of its own.
+    """From now on no traceback is printed for each file that was being written when another could not be.
 
-    tensorstore does for each file that it was writing when another could not be written.
+    tensorstore calls back to orbax, which waits no more, and prints what that raises, on whatever thread it is.
     """
-    original = sys.excepthook
+    original = sys.unraisablehook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if threading.current_thread() is threading.main_thread():
-            original(kind, error, trace)
+    def hook(error: sys.UnraisableHookArgs) -> None:
+        if str(error.exc_value) != "Event loop is closed":
+            original(error)
 
-    sys.excepthook = hook
+    sys.unraisablehook = hook
 
 
 def leave_others(error: Exception) -> None:

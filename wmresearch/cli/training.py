@@ -59,7 +59,7 @@ def train(
     from wmresearch.parallel.processes import find_group
     from wmresearch.training.custom_kind import ask_custom
 
-    hide_callbacks()  # here, since typer sets a hook of its own before
+    hide_callbacks()
     group = find_group(coordinator, processes, process)
     if deterministic:
         os.environ["WMRESEARCH_DETERMINISTIC"] = "1"
