@@ -73,6 +73,8 @@ class SweepConfig(Variation):
     """What is chosen for each arm before it is reported."""
     reach: bool = False
     """Whether tables show when each arm reaches the baseline's final validation loss."""
+    margin: float | None = Field(default=None, gt=0)
+    """Nats per token, stated before the runs: tables test whether an arm's loss is within so much of the baseline's."""
     seeds: Seeds
 
     @property

@@ -30,6 +30,7 @@ def columns(table: Table) -> list[Column]:
         compared,
         Column(f"Δ to {table.baseline}", lambda row: _delta(row.delta, row.n)),
         Column("p (Holm)", lambda row: numbers.p_value(row.delta.p_holm if row.delta else None)),
+        *_within(table),
         *_at_baseline(table),
         other,
         Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
@@ -61,7 +62,7 @@ def footnotes(table: Table) -> list[str]:
         f"Δ: {_words(table.loss)} minus that of {table.baseline} with the same seed{same}; 95 % paired t interval.",
         f"p: two-sided paired t test, Holm-corrected over the {family} planned comparison{'s' * (family != 1)}.",
     ]
-    notes += [*_tuning_notes(table), *_matching_notes(table), *_reach_notes(table)]
+    notes += [*_within_notes(table), *_tuning_notes(table), *_matching_notes(table), *_reach_notes(table)]
     if _tasks(table):
         notes.append(
             "Recall: accuracy of the value after a key, mean over 2, 4, 8, … pairs. Induction: accuracy in the second"
@@ -117,6 +118,30 @@ def tuned_keys(table: Table) -> tuple[str, ...]:
     """Keys whose values were chosen for each arm."""
     chosen = [row.tuned.chosen for row in table.rows if row.tuned and row.tuned.chosen]
     return tuple(chosen[0]) if chosen else ()
+
+
+def _within(table: Table) -> list[Column]:
+    """Shown where the sweep states a margin."""
+    if table.margin is None:
+        return []
+    return [
+        Column(f"p (within {table.margin:g})", lambda row: numbers.p_value(row.delta.within if row.delta else None))
+    ]
+
+
+def _within_notes(table: Table) -> list[str]:
+    found = [row.delta.resolvable for row in table.rows if row.delta and row.delta.resolvable]
+    notes = []
+    if table.margin is not None:
+        notes.append(
+            f"p (within {table.margin:g}): two one-sided paired t tests that the mean Δ is less than {table.margin:g} "
+            "either way, the margin that the sweep states; Holm-corrected alike."
+        )
+    if found:
+        least, most = (f"{value:.2g}" for value in (min(found), max(found)))
+        span = least if least == most else f"{least} to {most}"
+        notes.append(f"With the spread of their differences, the pairs show a Δ of {span} with a chance of 80 %.")
+    return notes
 
 
 def _at_baseline(table: Table) -> list[Column]:

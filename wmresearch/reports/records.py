@@ -79,6 +79,7 @@ class Plan(_File):
     arms: list[str]
     runs: list[PlannedRun]
     reach: bool = False
+    margin: Number = None
     tuned: list[TunedArm] = []
 
 

@@ -20,6 +20,10 @@ class Delta:
     p: float | None
     """Of the two-sided paired t test; None below two pairs, without spread, or where a seed of the row diverged."""
     p_holm: float | None
+    within: float | None = None
+    """p of the two one-sided tests that the mean lies within the sweep's margin, Holm-corrected; None without one."""
+    resolvable: float | None = None
+    """The difference that so many pairs with this spread show with a chance of 80 %."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,11 @@ class Table:
     """Keys of the settings that take more than one value, without those that are tuned."""
     loss: Literal["validation_loss", "test_loss"] = "validation_loss"
     """What arms are compared by: where the validation loss chose tuned values, the test loss, if there is one."""
+    margin: float | None = None
+    """The difference that the sweep states to be none, in nats per token."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: numbers are finite or None."""
         rows = [row.to_dict() for row in self.rows]
-        about = {"sweep": self.sweep, "baseline": self.baseline, "loss": self.loss}
+        about = {"sweep": self.sweep, "baseline": self.baseline, "loss": self.loss, "margin": self.margin}
         return {**about, "rows": rows, "manifest": self.manifest}

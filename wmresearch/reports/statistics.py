@@ -34,13 +34,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of n paired differences, its t interval, and the two-sided p of the paired t test (mean = 0)."""
+    """The mean of n paired differences, its t interval, the two-sided p of the paired t test (mean = 0), and their sd."""
 
     n: int
     mean: float | None
     low: float | None
     high: float | None
     p: float | None
+    sd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def paired_difference(
     p = None
     if found.mean is not None and found.sd:
         p = float(2 * stdtr(found.n - 1, -abs(found.mean) / (found.sd / math.sqrt(found.n))))
-    return PairedDifference(found.n, found.mean, found.low, found.high, p)
+    return PairedDifference(found.n, found.mean, found.low, found.high, p, found.sd)
 
 
 def equivalence(

@@ -16,7 +16,14 @@ from wmresearch.reports.reach import reach
 from wmresearch.reports.records import Record, ReportError, TunedArm, setting_key, unplanned
 from wmresearch.reports.rendering import FORMATS, render
 from wmresearch.reports.rows import Delta, Row, Table, Tasks, Tuning
-from wmresearch.reports.statistics import Estimate, holm, mean_interval, paired_difference
+from wmresearch.reports.statistics import (
+    Estimate,
+    equivalence,
+    holm,
+    mean_interval,
+    paired_difference,
+    resolvable_difference,
+)
 from wmresearch.reports.sweep_runs import SweepRuns, read_runs, tuning_states
 
 __all__ = ["FORMATS", "ReportError", "Row", "SweepRuns", "Table", "build_table", "read_runs", "render"]
@@ -40,7 +47,7 @@ def build_table(directory: Path) -> Table:
     rows = _flag_shared_runs(_corrected(rows), [group for _, _, group in groups])
     family = sum(row.delta is not None for row in rows)
     manifest = table_manifest(records, unplanned(runs.directory, plan), family)
-    return Table(plan.name, plan.baseline, tuple(rows), manifest, runs.varied, loss)
+    return Table(plan.name, plan.baseline, tuple(rows), manifest, runs.varied, loss, plan.margin)
 
 
 def _all_rows(runs: SweepRuns) -> list[tuple[str, dict[str, Any], list[Record]]]:
@@ -56,7 +63,7 @@ def _all_rows(runs: SweepRuns) -> list[tuple[str, dict[str, Any], list[Record]]]
 
 def _whole_row(runs: SweepRuns, arm: str, settings: dict[str, Any], group: Sequence[Record], loss: Loss) -> Row:
     baseline = runs.baseline_of(settings)
-    row = _row(arm, settings, group, None if arm == runs.plan.baseline else baseline, loss)
+    row = _row(arm, settings, group, None if arm == runs.plan.baseline else baseline, loss, runs.plan.margin)
     adjusted = next((record.planned.adjusted for record in group if record.planned.adjusted), None)
     tuning = runs.tuning_of(settings, arm)
     return replace(
@@ -87,13 +94,18 @@ def _tuning_flags(runs: SweepRuns, tuned: TunedArm | None) -> Iterator[str]:
 
 
 def _row(
-    arm: str, settings: dict[str, Any], group: Sequence[Record], baseline: Sequence[Record] | None, loss: Loss
+    arm: str,
+    settings: dict[str, Any],
+    group: Sequence[Record],
+    baseline: Sequence[Record] | None,
+    loss: Loss,
+    margin: float | None,
 ) -> Row:
     """The row of the runs of one arm at one setting. `baseline`: the baseline's runs there; None: these are they."""
     finished = [record for record in group if record.finished]
     paired_with = [record for record in baseline or () if record.finished]
     states = [record.state for record in group]
-    delta = None if baseline is None else _delta(finished, paired_with, loss, tested="diverged" not in states)
+    delta = None if baseline is None else _delta(finished, paired_with, loss, "diverged" not in states, margin)
     flops = _size(group, "flops_per_token")
     baseline_flops = flops if baseline is None else _size(baseline, "flops_per_token")
     speeds = _values(finished, "tokens_per_second")
@@ -169,19 +181,31 @@ def _average(finished: Sequence[Record], key: str) -> Estimate:
     return mean_interval(values if len(values) == len(finished) else [])
 
 
-def _delta(finished: Sequence[Record], baseline: Sequence[Record], loss: Loss, tested: bool) -> Delta:
+def _delta(
+    finished: Sequence[Record], baseline: Sequence[Record], loss: Loss, tested: bool, margin: float | None
+) -> Delta:
     by_seed = {record.planned.seed: record for record in baseline}
     pairs = [(record.summary, by_seed[record.planned.seed].summary) for record in finished
              if record.planned.seed in by_seed]  # fmt: skip
     known = [pair for pair in ((getattr(own, loss), getattr(other, loss)) for own, other in pairs) if None not in pair]
     found = paired_difference([own for own, _ in known], [other for _, other in known])
-    return Delta(found.n, found.mean, found.low, found.high, found.p if tested else None, None)
+    one, other = [own for own, _ in known], [other for _, other in known]
+    within = equivalence(one, other, margin).p if tested and margin is not None else None
+    resolvable = resolvable_difference(found.sd, found.n) if found.sd else None
+    return Delta(found.n, found.mean, found.low, found.high, found.p if tested else None, None, within, resolvable)
 
 
 def _corrected(rows: Sequence[Row]) -> list[Row]:
     """The rows with Holm's correction over all planned comparisons, those without a p included."""
-    corrected = iter(holm([row.delta.p for row in rows if row.delta]))
-    return [replace(row, delta=replace(row.delta, p_holm=next(corrected))) if row.delta else row for row in rows]
+    deltas = [row.delta for row in rows if row.delta]
+    differs, within = holm([delta.p for delta in deltas]), holm([delta.within for delta in deltas])
+    both = iter(zip(differs, within, strict=True))
+
+    def corrected(delta: Delta) -> Delta:
+        p_holm, within = next(both)
+        return replace(delta, p_holm=p_holm, within=within)
+
+    return [replace(row, delta=corrected(row.delta)) if row.delta else row for row in rows]
 
 
 _FACTS = {

@@ -65,6 +65,7 @@ def write_plan(directory: Path, plan: Plan) -> None:
             "arms": list(plan.sweep.arms),
             "seeds": plan.sweep.model_dump(mode="json")["seeds"],
             "reach": plan.sweep.reach,
+            "margin": plan.sweep.margin,
             "tuned": [_plain_tuned(tuned) for tuned in plan.tuned],
             "runs": [_plain_run(run) for run in plan.runs],
         },
