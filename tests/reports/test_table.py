@@ -13,7 +13,7 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
     folder = sweep()
     folder.fill()
     table = folder.table()
-    assert list(table) == ["sweep", "baseline", "loss", "rows", "manifest"]
+    assert list(table) == ["sweep", "baseline", "loss", "margin", "rows", "manifest"]
     assert (table["sweep"], table["baseline"]) == ("quickstart", "W_o")
     promised = """arm settings n planned finished diverged failed flags learning_rate
         validation_loss test_loss bits_per_byte delta parameters
@@ -24,7 +24,7 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
         for key in ("validation_loss", "test_loss", "bits_per_byte"):
             assert list(row[key]) == ["mean", "low", "high", "sd"]
     assert table["rows"][0]["delta"] is None
-    assert list(table["rows"][1]["delta"]) == ["n", "mean", "low", "high", "p", "p_holm"]
+    assert list(table["rows"][1]["delta"]) == ["n", "mean", "low", "high", "p", "p_holm", "within", "resolvable"]
 
 
 def test_statistics_are_scipys(sweep):
@@ -47,9 +47,29 @@ def test_statistics_are_scipys(sweep):
     low, high = expected.confidence_interval(0.95)
     mean = np.mean(list(folder.RANK.values())) - np.mean(list(folder.BASE.values()))
     p = expected.pvalue
-    assert rank["delta"] == pytest.approx(
-        {"n": 3, "mean": mean, "low": low, "high": high, "p": p, "p_holm": p}, rel=1e-9
-    )
+    found = rank["delta"]
+    assert found.pop("within") is None, "the sweep states no margin"
+    sd = np.std(np.array(list(folder.RANK.values())) - np.array(list(folder.BASE.values())), ddof=1)
+    shift, critical = found.pop("resolvable") * math.sqrt(3) / sd, stats.t.ppf(0.975, 2)
+    assert stats.nct.sf(critical, 2, shift) + stats.nct.cdf(-critical, 2, shift) == pytest.approx(0.8)
+    assert found == pytest.approx({"n": 3, "mean": mean, "low": low, "high": high, "p": p, "p_holm": p}, rel=1e-9)
+
+
+def test_a_margin_that_the_sweep_states_is_tested(sweep):
+    folder = sweep()
+    folder.plan["margin"] = 0.05
+    folder.write_plan()
+    folder.fill()
+    differences = np.array(list(folder.RANK.values())) - np.array(list(folder.BASE.values()))
+    sides = [
+        stats.ttest_1samp(differences, edge, alternative=side).pvalue
+        for edge, side in ((-0.05, "greater"), (0.05, "less"))
+    ]
+    assert folder.table()["rows"][1]["delta"]["within"] == pytest.approx(max(sides))
+    text = render(build_table(folder.path), "md")
+    cells = markdown_cells(text)
+    assert cells[0][cells[0].index("p (Holm)") + 1] == "p (within 0.05)"
+    assert "the margin that the sweep states" in text and "with a chance of 80 %" in text
 
 
 def test_rows_follow_the_plan_and_are_compared_at_the_same_setting(sweep):
@@ -166,7 +186,16 @@ def test_without_any_baseline_run_there_is_no_difference(sweep):
     folder = sweep()
     folder.fill({"W_M rank 16": folder.RANK})
     row = folder.table()["rows"][1]
-    assert row["delta"] == {"n": 0, "mean": None, "low": None, "high": None, "p": None, "p_holm": None}
+    assert row["delta"] == {
+        "n": 0,
+        "mean": None,
+        "low": None,
+        "high": None,
+        "p": None,
+        "p_holm": None,
+        "within": None,
+        "resolvable": None,
+    }
     assert row["saves_compute"] is None
     folder.plan["runs"] = folder.plan["runs"][3:]  # not even planned
     folder.write_plan()
@@ -179,7 +208,16 @@ def test_one_seed_has_a_mean_and_no_interval(sweep):
     folder.run("W_M rank 16", 7, 1.85)
     row = folder.table()["rows"][1]
     assert row["validation_loss"] == {"mean": 1.85, "low": None, "high": None, "sd": None}
-    assert row["delta"] == {"n": 1, "mean": pytest.approx(-0.05), "low": None, "high": None, "p": None, "p_holm": None}
+    assert row["delta"] == {
+        "n": 1,
+        "mean": pytest.approx(-0.05),
+        "low": None,
+        "high": None,
+        "p": None,
+        "p_holm": None,
+        "within": None,
+        "resolvable": None,
+    }
 
 
 def test_nothing_finished_is_a_table_of_nulls(sweep):
@@ -194,7 +232,16 @@ def test_identical_arms_have_no_spread_and_no_p(sweep):
     folder = sweep()
     folder.fill({"W_o": folder.BASE, "W_M rank 16": folder.BASE})
     row = folder.table()["rows"][1]
-    assert row["delta"] == {"n": 3, "mean": 0.0, "low": 0.0, "high": 0.0, "p": None, "p_holm": None}
+    assert row["delta"] == {
+        "n": 3,
+        "mean": 0.0,
+        "low": 0.0,
+        "high": 0.0,
+        "p": None,
+        "p_holm": None,
+        "within": None,
+        "resolvable": None,
+    }
     assert row["flags"] == ["no spread"]
 
 

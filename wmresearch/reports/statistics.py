@@ -34,7 +34,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of n paired differences, its t interval, the two-sided p of the paired t test (mean = 0), and their sd."""
+    """The mean of n paired differences, its t interval, two-sided p of the paired t test (mean = 0), and their sd."""
 
     n: int
     mean: float | None
