@@ -43,11 +43,15 @@ class LocalLauncher:
         self._lock = threading.Lock()
         self._stop = StopRequest()
         self._workers: set[subprocess.Popen[str]] = set()
+        self._trouble: OSError | None = None
 
     def run(self, watch: Callable[[], None]) -> bool:
         """Trains until the queue is empty, calling `watch` twice a second. False where it was told to stop.
 
         SIGINT and SIGTERM are handed on to the workers: each saves its runs and ends.
+
+        Raises:
+            OSError: a worker cannot be started, or what became of its runs cannot be written.
         """
         threads = [threading.Thread(target=self._work, args=(slot,), daemon=True) for slot in range(self._jobs)]
         with stop_on_signal() as self._stop:
@@ -59,6 +63,8 @@ class LocalLauncher:
                 if self._stop.signal is not None:
                     for worker in list(self._workers):
                         worker.terminate()
+        if self._trouble is not None:
+            raise self._trouble
         watch()
         return self._stop.signal is None
 
@@ -76,9 +82,12 @@ class LocalLauncher:
         return None
 
     def _work(self, slot: int) -> None:
-        unit = self._next()
-        while unit is not None:
-            unit = self._feed(unit, slot)
+        try:
+            unit = self._next()
+            while unit is not None:
+                unit = self._feed(unit, slot)
+        except OSError as error:  # for instance of a full disk
+            self._trouble = error
 
     def _feed(self, unit: Unit | None, slot: int) -> Unit | None:
         """Starts one worker and gives it units until the queue is empty or it ends; returns the unit to go on with."""

@@ -16,8 +16,8 @@ from wmresearch.training.files import read_json, write_json
 from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
 from wmresearch.training.run_lock import RunBusyError
 
-ENDED = ("finished", "diverged", "failed", "preempted")
-"""States of a run that nobody is training."""
+ENDED = ("finished", "diverged", "failed")
+"""States of a run that this start of a sweep does not train again."""
 
 STALE_SECONDS = 60.0
 """A running run whose heartbeat is older is shown as silent."""
