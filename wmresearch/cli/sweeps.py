@@ -34,6 +34,9 @@ def table(
     heads: Annotated[
         bool, typer.Option("--heads", help="Ranks and norms of the heads' maps instead of costs.")
     ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Also keep it there in every form, with what it is made from.")
+    ] = None,
 ) -> None:
     """The paper table of a sweep: means over seeds with intervals, paired differences, costs."""
     if heads:
@@ -43,4 +46,9 @@ def table(
         return
     from wmresearch.reports.table import build_table, render
 
-    sys.stdout.write(render(build_table(directory), form.value))
+    found = build_table(directory)
+    if keep is not None:
+        from wmresearch.reports.keep import keep_table
+
+        keep_table(found, directory, keep)
+    sys.stdout.write(render(found, form.value))
