@@ -203,7 +203,7 @@ def test_a_run_that_diverges_ends_with_1_and_one_that_is_busy_too(capfd, folder)
         ("count run.yaml --mesh data=2,head", ("--mesh", "data=2,head", "for example data=2,head=4")),
         ("count run.yaml --mesh head=1,head=2", ("--mesh", "each axis once")),
         ("count run.yaml --mesh head=3", ("parallel.mesh.head", "at most model.n_heads = 2")),
-        ("count run.yaml --mesh run=2", ("parallel.mesh.run", "a cohort of a sweep")),
+        ("count run.yaml --mesh run=2", ("--mesh", "each axis once", "data=2,head=4")),
         ("count llama3-8b --mesh data=3", ("parallel.mesh.data", "a divisor of data.batch_size = 512: 1, 2, 4, 8")),
         ("data prepare ./nothing", ("nothing",)),
         ("trian run.yaml", ("trian",)),
@@ -229,7 +229,7 @@ def test_a_dry_run_lists_the_runs_with_their_parameters_and_writes_nothing(capfd
     assert len(lines[:8]) == 8 and all("pending" in row for row in lines[:8])
     standard, rank = lines[10:12]
     assert standard.split()[:3] == ["W_o", "4", "7,664"] and rank.split()[:5] == ["W_M", "rank", "3", "4", "7,334"]
-    assert "MFLOP" in standard and "KiB" in standard and "on disk; --measure times a step" in lines[12]
+    assert "MFLOP" in standard and "KiB" in standard and "on disk; --measure times a step" in lines[13]
     assert files(folder) == before
 
 

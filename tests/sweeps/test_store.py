@@ -32,6 +32,7 @@ def test_a_planned_run_is_pending_and_can_be_trained_from_its_folder_alone(tmp_p
 
 def test_planning_again_changes_nothing(copied):
     file, directory = copied
+    write_plan(directory, make_plan(file))  # a text elsewhere is another program's
     before = everything(directory)
     write_plan(directory, make_plan(file))
     assert everything(directory) == before

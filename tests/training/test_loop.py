@@ -22,7 +22,8 @@ from wmresearch.training.run_lock import RunBusyError
 OPTIMIZED = True
 
 SUMMARY = {
-    "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "step", "train_loss", "validation_loss",
+    "run_id", "sweep", "arm", "role", "settings", "seed", "state", "reason", "failure", "step", "train_loss",
+    "validation_loss",
     "best_validation_loss", "test_loss", "bits_per_byte", "recall_accuracy", "induction_accuracy", "induction_gain",
     "learning_rate", "corpus_digest", "parameters", "head_output_parameters", "head_output_nonzeros", "total_rank",
     "masked_dense", "flops_per_token", "training_flops", "tokens_per_second", "wall_seconds",

@@ -30,7 +30,7 @@ from wmresearch.training.program import make_program
 from wmresearch.training.runtime import prepare_runtime
 from wmresearch.training.step import TrainState
 
-_AXIS = re.compile(r"\s*([\w-]+)\s*=\s*([\w.+-]+)\s*")
+_AXIS = re.compile(r"\s*(?!run\b)([\w-]+)\s*=\s*([\w.+-]+)\s*")
 
 
 def mesh_override(text: str) -> str:
