@@ -1,7 +1,7 @@
 # Set-up, checks and the first sweep. `make quickstart` goes from a fresh clone to a table.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
