@@ -27,6 +27,7 @@ def test_what_was_kept_makes_the_same_table(tmp_path):
     for _ in range(2):  # the second time over the first
         keep_table(build_table(runs), runs, tmp_path / "kept")
     again = build_table(tmp_path / "kept" / "runs")
+    keep_table(again, tmp_path / "kept" / "runs", tmp_path / "kept")
     for form in FORMATS:
         text = render(build_table(runs), form)
         assert render(again, form) == text == (tmp_path / "kept" / f"table.{form}").read_text(encoding="utf-8")

@@ -182,10 +182,15 @@ def _tuning_notes(table: Table) -> list[str]:
 
 
 def _matching_notes(table: Table) -> list[str]:
-    changed = {row.arm: row.adjusted for row in table.rows if row.adjusted}
+    changed = {row.arm: (row.adjusted, row.total_rank) for row in table.rows if row.adjusted}
     parts = [
-        f"{arm} by {how['key']} = {how['after']} in place of {how['before']} ({how['budget']} {_share(how['off'])})"
-        for arm, how in changed.items()
+        f"{arm} by {how['key']} = {how['after']} in place of {how['before']} ({how['budget']} {_share(how['off'])}"
+        + (
+            ")"
+            if found is None
+            else " by the total rank that it keeps; padded, and while it looks for it, it has more)"
+        )
+        for arm, (how, found) in changed.items()
     ]
     return [f"Matched to {table.baseline}: {'; '.join(parts)}."] if parts else []
 

@@ -20,12 +20,15 @@ def keep_table(table: Table, directory: Path, out: Path) -> None:
     `wm table OUT/runs` then makes the same table. What was kept in `out` before is replaced.
     """
     runs = out / RUNS
-    if runs.exists():
-        shutil.rmtree(runs)
-    runs.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     for form in FORMATS:
         write_atomically(out / f"table.{form}", render(table, form))
     write_json(out / "manifest.json", table.manifest)
+    if runs.exists():
+        if runs.samefile(directory):  # the table of what was kept
+            return
+        shutil.rmtree(runs)
+    runs.mkdir()
     shutil.copyfile(directory / PLAN, runs / PLAN)
     for run in read_plan(directory).runs:
         record, kept = read_record(directory, run), runs / run.run_id
