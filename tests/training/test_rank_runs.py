@@ -107,7 +107,7 @@ def test_a_stage_compiles_once_and_again_only_for_other_buckets(finished, text, 
     )
     assert stages.of(some) is stages.of(same_buckets)
     assert stages.of(some) is not stages.of(other)
-    assert len(stages.made) == 2
+    assert len(stages.shared.stages) == 2
 
 
 def test_a_checkpoint_of_each_step_opens_as_it_was(text, tmp_path):
@@ -225,4 +225,4 @@ def test_a_cut_compiles_one_step_anew_and_no_other(text, tmp_path, monkeypatch):
     output = {"kind": "dynamic_rank", "rank": 4, "method": "uniform", "total_rank": 5, "fine_tune_steps": 2}
     summary = train(config(text, training__steps=6, model__head_output=output), tmp_path)
     assert (summary["state"], summary["total_rank"]) == ("finished", 5)
-    assert [stage.dispatch._cache_size() for stage in made[-1].made.values()] == [1, 1]
+    assert [stage.dispatch.__wrapped__._cache_size() for stage in made[-1].shared.stages.values()] == [1, 1]

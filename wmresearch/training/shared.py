@@ -8,6 +8,7 @@ batched program, which rounds otherwise.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,7 @@ class Shared:
     def __init__(self, runs: int = 1, side_by_side: int = 1, batching: Batching = "map") -> None:
         self.runs, self.side_by_side, self.batching = runs, side_by_side, batching
         self._lock = threading.Lock()
-        self._stages: dict[Any, Stage] = {}
+        self.stages: dict[Any, Stage] = {}
         self._abreast: list[Abreast] = []
         self._left = 0
 
@@ -43,9 +44,9 @@ class Shared:
     def stage(self, key: Any, config: RunConfig, make: Callable[[], Stage]) -> Stage:
         """The stage of a key, as a run of this config has it; made where it is not there."""
         with self._lock:
-            if key not in self._stages:
-                self._stages[key] = self._compiled_once(make())
-        found = self._stages[key]
+            if key not in self.stages:
+                self.stages[key] = self._compiled_once(make())
+        found = self.stages[key]
         return replace(found, program=replace(found.program, config=config))
 
     def leave(self) -> None:
@@ -75,6 +76,7 @@ def first_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which other threads do not call before its first call has returned: so it is compiled once."""
     lock, called = threading.Lock(), threading.Event()
 
+    @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         if called.is_set():
             return function(*arguments)
