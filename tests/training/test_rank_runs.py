@@ -105,8 +105,8 @@ def test_a_stage_compiles_once_and_again_only_for_other_buckets(finished, text, 
         rank_cut.with_ranks(chosen.model, ranks, fixed=True)
         for ranks in (((4, 3), (2, 2)), ((3, 4), (1, 2)), ((4, 2), (2, 2)))
     )
-    assert stages.of(some) is stages.of(same_buckets)
-    assert stages.of(some) is not stages.of(other)
+    assert stages.of(some).dispatch is stages.of(same_buckets).dispatch
+    assert stages.of(some).dispatch is not stages.of(other).dispatch
     assert len(stages.shared.stages) == 2
 
 
