@@ -107,7 +107,7 @@ def test_the_effective_decay_is_wd_times_the_root_of_the_corrected_second_moment
 )
 def test_there_is_an_effective_decay_only_of_decoupled_decay_under_adam(changes):
     chosen = program(**changes)
-    measure = effective_decay(chosen.config.optimizer, chosen.transformer)
+    measure = effective_decay(chosen.config, chosen.transformer)
     found = measure(jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), chosen.state_like()), {})
     assert jax.tree.map(list, found) == ({"lambda_eff": [0.0]} if "optimizer__weight_decay" in changes else {})
 

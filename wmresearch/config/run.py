@@ -81,5 +81,5 @@ class RunConfig(Config):
             expected = f"a divisor of model.context = {context}, since positions are divided too: "
             expected += listed_divisors(context, near=mesh.head)
             yield Check("parallel.mesh.head", expected, ("model.context", "parallel.shard_positions"))
-        if mesh.run not in (1, "auto") and (mesh.data, mesh.head) != (1, 1):
+        if mesh.run not in (1, "auto") and mesh.divides:
             yield Check("parallel.mesh.run", "1: runs side by side have one device each", ("parallel.mesh",))

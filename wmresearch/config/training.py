@@ -74,6 +74,11 @@ class MeshConfig(Config):
     """Runs of a sweep's cohort that are trained side by side, each on one device; a run alone has 1. Without a mesh,
     and by auto: one for each accelerator, or for each core of a CPU, as far as memory allows."""
 
+    @property
+    def divides(self) -> bool:
+        """Whether a run has several devices."""
+        return (self.data, self.head) != (1, 1)
+
 
 class ParallelConfig(Config):
     """Where a run is placed. Changes no more than rounding."""

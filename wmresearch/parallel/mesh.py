@@ -41,7 +41,7 @@ def mesh_sizes(config: RunConfig, devices: int, processes: int = 1) -> Sizes | N
             hint = "several processes train one run: divide it over their devices"
             raise ConfigError([Problem("config", "parallel.mesh", "null", "sizes, or auto", hint)])
         return None
-    if mesh.run != 1 and (mesh.data, mesh.head, processes) == (1, 1, 1):  # runs side by side, on a device each
+    if mesh.run != 1 and not mesh.divides and processes == 1:  # runs side by side, on a device each
         return None
     rows = config.data.batch_size // config.execution.accumulate
     head = 1 if mesh.head == "auto" else mesh.head

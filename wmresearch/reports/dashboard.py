@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wmresearch.config import ConfigError, Problem, parse_run, yaml_text
+from wmresearch.config import ConfigError, Problem
 from wmresearch.reports.logged import SECTIONS, SUMMARY, Logged, Section, history_names, sort, summary_names
 from wmresearch.reports.table import build_table, render
 from wmresearch.sweeps.store import read_plan, statuses
@@ -56,8 +56,8 @@ def place_of(directory: Path, entity: str | None, project: str | None) -> Place:
     Raises:
         ConfigError: there is no sweep.
     """
-    first = directory / read_plan(directory)["runs"][0]["run_id"] / "config.yaml"
-    tracking = parse_run(yaml_text.read(first), str(first)).tracking.wandb
+    first = RunDirectory(directory / read_plan(directory)["runs"][0]["run_id"])
+    tracking = first.config().tracking.wandb
     named = entity or tracking.entity or os.environ.get("WANDB_ENTITY", "")
     return Place(named, project or tracking.project)
 

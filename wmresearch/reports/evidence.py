@@ -141,7 +141,7 @@ class Evidence:
     @property
     def loss(self) -> str:
         """What arms are compared by, in words."""
-        return compared_by(self.table).replace("_", " ")
+        return self.table.loss.replace("_", " ")
 
     def runs(self) -> Iterator[tuple[Group, Run]]:
         for group in self.groups:
@@ -165,7 +165,7 @@ def read_evidence(directory: Path) -> Evidence:
     sweep, table = read_runs(directory), build_table(directory)
     rows = {(row.arm, setting_key(row.settings)): row for row in table.rows}
     measured = max(1, _MEASURED // max(1, len(sweep.groups)))
-    loss = compared_by(table)
+    loss = table.loss
     groups = tuple(_group(sweep, records, rows, loss, measured) for records in sweep.groups.values())
     shown = {run.record.planned.run_id for group in groups for run in group.runs}
     others = tuple(read_record(directory, run) for run in sweep.plan.runs if run.run_id not in shown)
@@ -184,11 +184,6 @@ def _group(
     row = rows[planned.arm, setting_key(planned.settings)]
     arm = sweep.plan.arms.index(planned.arm)
     return Group(arm, place(sweep, planned.arm), name, row, runs, getattr(row, loss), measured)
-
-
-def compared_by(table: Table) -> str:
-    """The key of the loss that the table's differences are of."""
-    return getattr(table, "loss", "validation_loss")
 
 
 def place(sweep: SweepRuns, arm: str) -> int:

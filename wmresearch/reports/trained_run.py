@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
+from wmresearch.config import ConfigError, Problem, RunConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.training import ParallelConfig
 from wmresearch.data import TokenizedCorpus, load_corpus
@@ -52,12 +52,11 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
         ConfigError: there is no run in the folder, or no such checkpoint.
     """
     directory = RunDirectory(path)
-    file = directory.path / "config.yaml"
-    if not file.exists():
+    if not directory.config_file.exists():
         expected = "the directory of a run (with a config.yaml)"
         hint = "a sweep's runs lie in its folder; `wm status` lists them" if (path / "sweep.json").exists() else ""
         raise ConfigError([Problem(str(path), "", "", expected, hint)])
-    config = parse_run(yaml_text.read(file), str(file))
+    config = directory.config()
     config = config.model_copy(update={"parallel": ParallelConfig()})  # one device is enough to look at it
     prepare_runtime(config)
     corpus = load_corpus(config.data)

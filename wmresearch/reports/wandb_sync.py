@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wmresearch.config import ConfigError, Problem, parse_run, yaml_text
+from wmresearch.config import ConfigError, Problem
 from wmresearch.config.training import WandbConfig
 from wmresearch.sweeps.store import read_plan
 from wmresearch.training.run_directory import RunDirectory, RunLabels
@@ -97,7 +97,7 @@ def rebuild(run: RunDirectory) -> Path:
 
     said: list[str] = []
     with run.locked():
-        config = parse_run(yaml_text.read(run.path / "config.yaml"), str(run.path / "config.yaml"))
+        config = run.config()
         summary = run.summary()
         named = {key: summary[key] for key in ("run_id", "sweep", "arm", "role", "settings")}
         offline = WandbConfig(

@@ -8,13 +8,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wmresearch.config import RunConfig
 from wmresearch.config.traced import program_key as cohort_key
 from wmresearch.data.tokenizers import vocab_size
 
-__all__ = ["Unit", "bytes_of_run", "cohort_key", "side_by_side", "units"]
+if TYPE_CHECKING:
+    from wmresearch.training.shared import Batching
+
+__all__ = ["Unit", "batching_of", "bytes_of_run", "cohort_key", "side_by_side", "units"]
 
 _SHARE_OF_MEMORY = 0.8
 _LARGE_ALPHABET = 4096
@@ -44,19 +47,27 @@ def side_by_side(config: RunConfig, runs: int, workers: int) -> int:
     import jax
 
     mesh, first = config.parallel.mesh, jax.local_devices()[0]
-    if mesh is not None and (mesh.data, mesh.head) != (1, 1):
+    if mesh is not None and mesh.divides:
         return 1
-    on_cpu = first.platform == "cpu"
-    if config.execution.cohort == "vmap":
+    on_cpu, batched = first.platform == "cpu", batching_of(config) == "vmap"
+    if batched:
         wanted = runs
     elif mesh is not None and mesh.run != "auto":
         wanted = mesh.run
     else:
         wanted = _cores() // workers if on_cpu else jax.local_device_count()
     memory = _free_memory() / workers if on_cpu else (first.memory_stats() or {}).get("bytes_limit", math.inf)
-    devices = 1 if on_cpu or config.execution.cohort == "vmap" else jax.local_device_count()
+    devices = 1 if on_cpu or batched else jax.local_device_count()
     fitting = memory * _SHARE_OF_MEMORY * devices / bytes_of_run(config)
     return int(max(1, min(runs, wanted, fitting)))
+
+
+def batching_of(config: RunConfig) -> Batching:
+    """How the dispatches of a cohort's runs are made: batched only those of one shape, on one device."""
+    from wmresearch.training.stage import cut_steps
+
+    mesh = config.parallel.mesh
+    return "map" if (mesh is not None and mesh.divides) or cut_steps(config) else config.execution.cohort
 
 
 def bytes_of_run(config: RunConfig) -> float:

@@ -15,6 +15,7 @@ from wmresearch.model.cost import TRAINING_FACTOR
 from wmresearch.sweeps.budgets import Budgets, final_model
 from wmresearch.training.program import make_program
 from wmresearch.training.runtime import prepare_runtime
+from wmresearch.training.stage import room_of
 from wmresearch.training.step import make_dispatch
 
 _AROUND_A_CHECKPOINT = 100_000
@@ -56,7 +57,7 @@ def measured_step(config: RunConfig) -> float:
     prepare_runtime(config)
     symbols = symbols_of(config.data)
     program = make_program(config, symbols)
-    room = max(min(config.training.steps_per_dispatch, config.training.steps), 2)
+    room = room_of(config.training)
     draw = np.random.default_rng(0)
     tokens = jnp.asarray(draw.integers(0, symbols, (room, config.data.batch_size, config.model.context + 1)), jnp.int32)
     state, dispatch, took = program.initial_state(), make_dispatch(program.step, room), 0.0

@@ -15,11 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from wmresearch.config import parse_run, yaml_text
 from wmresearch.sweeps.cohorts import Unit, units
-from wmresearch.sweeps.store import missing
+from wmresearch.sweeps.store import labels_of, missing, read_plan
 from wmresearch.training.interruption import StopRequest, stop_on_signal
-from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
+from wmresearch.training.run_directory import FINAL, RunDirectory
 from wmresearch.training.run_lock import RunBusyError
 
 POLL_SECONDS = 0.5
@@ -36,6 +35,7 @@ class LocalLauncher:
 
     def __init__(self, directory: Path, jobs: int) -> None:
         self._directory = directory
+        self._sweep: str = read_plan(directory)["name"]
         self._queue = deque(units(missing(directory), jobs))
         self._jobs = min(jobs, len(self._queue))
         self._busy: list[dict[str, Any]] = []
@@ -150,12 +150,9 @@ class LocalLauncher:
             how += " (the system does that when memory runs out)"
         reason = f"the worker process {how}, {_TRIES} times; see {self._directory / 'worker.log'}"
         with suppress(RunBusyError), folder.locked():  # where another launch is at this run, it is alive
-            summary = folder.summary()
-            if summary.get("state") in (*FINAL, "preempted"):
+            if folder.state() in (*FINAL, "preempted"):
                 return
-            config = parse_run(yaml_text.read(folder.path / "config.yaml"), str(folder.path))
-            labels = RunLabels(run["run_id"], summary.get("sweep"), run["arm"], run["role"], run["settings"])
-            folder.write_failure(labels, config, reason, "killed")
+            folder.write_failure(labels_of(self._sweep, run), folder.config(), reason, "killed")
 
 
 def _ask(worker: subprocess.Popen[str], unit: Unit, workers: int) -> Iterator[dict[str, Any]]:

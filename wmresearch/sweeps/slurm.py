@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from filelock import FileLock
 
-from wmresearch.config import ConfigError, Problem, parse_run, yaml_text
+from wmresearch.config import ConfigError, Problem, yaml_text
 from wmresearch.sweeps import cohorts
-from wmresearch.sweeps.store import missing, read_plan
+from wmresearch.sweeps.store import labels_of, missing, read_plan
 from wmresearch.training.files import read_json, write_json
 from wmresearch.training.interruption import StopRequest, stop_on_signal
-from wmresearch.training.run_directory import FINAL, RunDirectory, RunLabels
+from wmresearch.training.run_directory import FINAL, RunDirectory
 from wmresearch.training.run_lock import RunBusyError
 
 if TYPE_CHECKING:
@@ -172,9 +172,8 @@ class SlurmLauncher:
             record = records.get(run["run_id"])
             tries = 1 if record is None or reason is None or saved > record["saved"] else record["tries"] + 1
             if tries > TRIES:
-                config = parse_run(yaml_text.read(folder.path / "config.yaml"), str(folder.path))
-                labels = RunLabels(run["run_id"], self._sweep, run["arm"], run["role"], run["settings"])
-                folder.write_failure(labels, config, f"{reason} ({TRIES} times without coming further)", "killed")
+                last = f"{reason} ({TRIES} times without coming further)"
+                folder.write_failure(labels_of(self._sweep, run), folder.config(), last, "killed")
                 return False
             said = reason and f"{reason}; submitted again, try {tries} of {TRIES}"
             write_json(folder.path / "summary.json", summary | {"state": "pending", "reason": said})

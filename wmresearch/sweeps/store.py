@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -103,10 +104,14 @@ def _lay_out(folder: RunDirectory, sweep: str, run: PlannedRun) -> None:
     if summary.get("state") not in FINAL:  # what is not part of the run's identity may have changed
         folder.write_config(run.config)
     if not summary:
-        named = RunLabels(run.run_id, sweep, run.arm, run.role, run.settings)
-        folder.write_summary(named, run.config, "pending")
+        folder.write_summary(labels_of(sweep, vars(run)), run.config, "pending")
     elif summary != summary | labels:  # the same run under a new name
         write_json(folder.path / "summary.json", summary | labels)
+
+
+def labels_of(sweep: str, run: Mapping[str, Any]) -> RunLabels:
+    """Of a run as `sweep.json` has it."""
+    return RunLabels(run["run_id"], sweep, run["arm"], run["role"], run["settings"])
 
 
 def read_plan(directory: Path) -> dict[str, Any]:

@@ -19,17 +19,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wmresearch.config import RunConfig, parse_run, yaml_text
 from wmresearch.training.failures import failure_of
 from wmresearch.training.interruption import StopRequest, stop_on_signal
-from wmresearch.training.run_directory import RunDirectory, RunLabels
+from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.run_lock import RunBusyError
 
 if TYPE_CHECKING:
-    from wmresearch.training.shared import Batching, Shared
+    from wmresearch.training.shared import Shared
 
 Answer = Callable[[dict[str, Any]], None]
-_MAP: Batching = "map"
 
 
 def main() -> None:
@@ -67,25 +65,17 @@ def train_together(
 
     `workers`: processes that share this machine. `alone`: one run at a time.
     """
+    from wmresearch.sweeps.cohorts import batching_of, side_by_side
+    from wmresearch.training.runtime import prepare_runtime
     from wmresearch.training.shared import Shared
 
-    config = _config_of(directory, runs[0])
-    abreast, batching = 1, _MAP
-    if len(runs) > 1 and not alone:
-        abreast, batching = _arranged(config, len(runs), workers)
+    config = RunDirectory(directory / runs[0]["run_id"]).config()
+    prepare_runtime(config)  # before anything asks for devices
+    abreast = 1 if alone else side_by_side(config, len(runs), workers)
+    batching = batching_of(config) if abreast > 1 else "map"
     groups = [runs] if batching == "map" else [runs[i : i + abreast] for i in range(0, len(runs), abreast)]
     for group in groups:
         _train_group(directory, sweep, group, answer, stop, Shared(len(runs), min(abreast, len(group)), batching))
-
-
-def _arranged(config: RunConfig, runs: int, workers: int) -> tuple[int, Batching]:
-    """How many runs of a cohort are trained at a time, and how."""
-    from wmresearch.sweeps.cohorts import side_by_side
-    from wmresearch.training.stage import cut_steps
-
-    divided = config.parallel.mesh is not None and (config.parallel.mesh.data, config.parallel.mesh.head) != (1, 1)
-    batching = _MAP if divided or cut_steps(config) else config.execution.cohort  # one shape, on one device
-    return side_by_side(config, runs, workers), batching
 
 
 def _train_group(
@@ -123,12 +113,12 @@ def train_one(
     directory: Path, sweep: str, run: dict[str, Any], stop: StopRequest, programs: Shared | None = None
 ) -> dict[str, Any]:
     """Trains a run and says how it ended."""
+    from wmresearch.sweeps.store import labels_of
     from wmresearch.training.loop import reason_of, train  # JAX is imported by the first run, not at start
 
     folder = RunDirectory(directory / run["run_id"])
     said = {"run_id": run["run_id"]}
-    labels = RunLabels(run["run_id"], sweep, run["arm"], run["role"], run["settings"])
-    config = _config_of(directory, run)
+    labels, config = labels_of(sweep, run), folder.config()
     try:
         state = "preempted"
         if stop.signal is None:
@@ -144,11 +134,6 @@ def train_one(
         if programs is not None:
             programs.leave()
     return said | {"state": state}
-
-
-def _config_of(directory: Path, run: dict[str, Any]) -> RunConfig:
-    file = directory / run["run_id"] / "config.yaml"
-    return parse_run(yaml_text.read(file), str(file))
 
 
 if __name__ == "__main__":

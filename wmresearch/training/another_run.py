@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, scientific, yaml_text
+from wmresearch.config import ConfigError, Problem, RunConfig, scientific
 from wmresearch.config.validation import shown
 from wmresearch.training.run_directory import RunDirectory
 
@@ -18,9 +18,9 @@ def refuse_another_run(directory: RunDirectory, config: RunConfig, identity: str
     summary = directory.summary()
     if not summary or summary["run_id"] == identity:
         return
-    file = directory.path / "config.yaml"
+    file = directory.config_file
     try:
-        differing = differences(parse_run(yaml_text.read(file), str(file)), config)
+        differing = differences(directory.config(), config)
     except ConfigError:  # written by another version, or not at all
         differing = {}
     hint = "choose another --dir" + ("" if differing or not file.exists() else "; the corpus has changed since")

@@ -14,7 +14,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from wmresearch.algebra.diagnostics import SpectrumStatistics, copying_score, head_overlap, spectrum_statistics
-from wmresearch.config.optimizer import AdamWConfig, Optimizer
+from wmresearch.config import RunConfig
+from wmresearch.config.optimizer import AdamWConfig
 from wmresearch.config.traced import with_numbers
 from wmresearch.head_output.dynamic_rank import DynamicRank
 from wmresearch.head_output.weights import Params
@@ -38,9 +39,8 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
     """A function from parameters to the statistics of each head's map, the norm's gain folded in.
 
     Those of `SpectrumStatistics`; `cosines` between the heads of a layer, and `overlap`, the largest |cosine| with
-    another of them; `copying`, the
-    copying score through the model's embeddings. Of `dynamic_rank` also `rank`, the directions that are
-    open, and `gate`, the mean size of the gates.
+    another of them; `copying`, the copying score through the model's embeddings. Of `dynamic_rank` also `rank`, the
+    directions that are open, and `gate`, the mean size of the gates.
     """
     maps, (graph, _) = make_maps(transformer), nnx.split(transformer)
 
@@ -67,23 +67,23 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
 
 
 def effective_decay(
-    config: Optimizer, transformer: Transformer
+    config: RunConfig, transformer: Transformer
 ) -> Callable[[TrainState, Mapping[str, Any]], Diagnostics]:
     """`lambda_eff` `[layers]`, wd · √v̂ of each layer's head output, the mean over its decayed entries; of AdamW alone.
 
     Decoupled decay of entry p acts as a penalty of gradient λ_eff · p would in Adam, whose steps are divided by √v̂: so
     it differs by layer, batch size and time (SCIENCE: traps). The function is given a run's numbers, as its steps are.
     """
-    if not isinstance(config, AdamWConfig) or config.decay != "decoupled":
+    chosen = config.optimizer
+    if not isinstance(chosen, AdamWConfig) or chosen.decay != "decoupled":
         return lambda *_: {}
     facts = parameter_facts(transformer)
 
     def measure(state: TrainState, numbers: Mapping[str, Any]) -> dict[str, Array]:
         """After at least one step."""
-        own = {key.removeprefix("optimizer."): number for key, number in numbers.items()}
-        rates = decay_rates(with_numbers(config, own), facts)
+        rates = decay_rates(with_numbers(config, numbers).optimizer, facts)
         moments = optax.tree.get(state.optimizer, "nu")
-        correction = 1 - config.betas[1] ** state.step.astype(float)
+        correction = 1 - chosen.betas[1] ** state.step.astype(float)
         layers = []
         for layer in sorted(moments["blocks"]):
             pairs = zip(_leaves(moments, layer), _leaves(rates, layer), strict=True)

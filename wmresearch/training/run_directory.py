@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from wmresearch.config import ConfigError, Problem, RunConfig, yaml_text
+from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
 from wmresearch.config.custom_file import read_code
 from wmresearch.config.head_output import CustomConfig
 from wmresearch.training.failures import Failure
@@ -153,7 +153,19 @@ class RunDirectory:
             write_atomically(copy, read_code(chosen))
             kept = chosen.model_copy(update={"file": str(copy)})
             config = config.model_copy(update={"model": config.model.model_copy(update={"head_output": kept})})
-        write_atomically(self.path / "config.yaml", yaml_text.write(config.model_dump(mode="json")))
+        write_atomically(self.config_file, yaml_text.write(config.model_dump(mode="json")))
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    def config(self) -> RunConfig:
+        """The whole config that the run was laid out with.
+
+        Raises:
+            ConfigError: it is not there, or was written by another version.
+        """
+        return parse_run(yaml_text.read(self.config_file), str(self.config_file))
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         write_json(self.path / "manifest.json", manifest)

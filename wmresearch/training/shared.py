@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from wmresearch.config import RunConfig
-from wmresearch.training.step import Given, Metrics, Step, TrainState, make_steps
+from wmresearch.training.step import Dispatch, Given, Metrics, Step, TrainState, make_steps
 
 if TYPE_CHECKING:
     from wmresearch.training.stage import Stage
@@ -57,13 +57,13 @@ class Shared:
                 abreast.leave()
 
     def _compiled_once(self, stage: Stage) -> Stage:
-        dispatch = stage.dispatch
+        dispatch: Dispatch = first_alone(stage.dispatch)
         if self.batching == "vmap":
-            self._abreast.append(Abreast(stage.program.step, stage.room, self.side_by_side, self._left))
-            dispatch = self._abreast[-1]
+            dispatch = Abreast(stage.program.step, stage.room, self.side_by_side, self._left)
+            self._abreast.append(dispatch)
         return replace(
             stage,
-            dispatch=first_alone(dispatch) if self.batching == "map" else dispatch,
+            dispatch=dispatch,
             validate=first_alone(stage.validate),
             test=stage.test and first_alone(stage.test),
             measure=first_alone(stage.measure),

@@ -13,6 +13,7 @@ from wmresearch.config import RunConfig
 from wmresearch.config.dynamic_rank import DynamicRankConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.traced import program_key
+from wmresearch.config.training import TrainingConfig
 from wmresearch.data import TokenizedCorpus
 from wmresearch.head_output.rank_layout import RankLayout
 from wmresearch.head_output.weights import Params
@@ -53,11 +54,6 @@ class Stages:
     corpus: TokenizedCorpus
     shared: Shared = field(default_factory=Shared)
 
-    @property
-    def _room(self) -> int:
-        per_dispatch = min(self.config.training.steps_per_dispatch, self.config.training.steps)
-        return max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
-
     def of(self, model: ModelConfig) -> Stage:
         """The stage of a model of this run."""
         key = program_key(self.config), _layout(model)
@@ -91,14 +87,15 @@ class Stages:
 
     def _make(self, program: Program) -> Stage:
         evaluate, parts = program.evaluate(), program.parts_of_batch
+        room = room_of(self.config.training)
         splits, context = self.corpus.splits, self.config.model.context
         ask = make_task_evaluator(program.apply, splits["train"].tokens, context)
         measure = make_diagnostics(program.transformer)
-        decay = effective_decay(self.config.optimizer, program.transformer)
+        decay = effective_decay(self.config, program.transformer)
         return Stage(
             program,
-            self._room,
-            program.dispatch(self._room),
+            room,
+            program.dispatch(room),
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
             lambda params, seed: ask(program.gathered(params), seed),
@@ -106,6 +103,12 @@ class Stages:
             # all that it reads
             lambda state, numbers: decay(program.gathered(state._replace(params={}, memory={})), numbers),
         )
+
+
+def room_of(training: TrainingConfig) -> int:
+    """Steps that one dispatch has room for."""
+    per_dispatch = min(training.steps_per_dispatch, training.steps)
+    return max(per_dispatch, 2)  # with room for one, XLA drops the loop: another program, which rounds otherwise
 
 
 def cut_steps(config: RunConfig) -> tuple[int, ...]:

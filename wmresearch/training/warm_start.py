@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from wmresearch.algebra import FactoredMatrix
-from wmresearch.config import ConfigError, Problem, RunConfig, parse_run, yaml_text
+from wmresearch.config import ConfigError, Problem, RunConfig
 from wmresearch.config.data import ByteTokenizer
 from wmresearch.config.factor_start import RunStart
 from wmresearch.config.head_output import FactorizedConfig
@@ -97,10 +97,10 @@ def warm_start(config: RunConfig, vocab_size: int, params: Params) -> Params:
 
 def _find(chosen: FactorizedConfig, start: RunStart, config: RunConfig) -> _Source:
     directory = RunDirectory(Path(start.run).expanduser())
-    file = directory.path / "config.yaml"
+    file = directory.config_file
     if not file.exists():
         raise _wrong(start, "the directory of a run (with a config.yaml)", f"looked at {file}")
-    of_run = parse_run(yaml_text.read(file), str(file))
+    of_run = directory.config()
     if of_run.data.tokenizer != config.data.tokenizer:
         kind = of_run.data.tokenizer.kind
         expected = f"the same tokenizer as here: {config.data.tokenizer.kind}"
