@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from wmresearch.algebra import FactoredMatrix
 from wmresearch.algebra.products import matmul, transpose

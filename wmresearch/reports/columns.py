@@ -8,7 +8,7 @@ from typing import Any
 from wmresearch.reports import numbers
 from wmresearch.reports.rows import Delta, Table
 from wmresearch.reports.shown import Column, Shown
-from wmresearch.reports.statistics import Estimate
+from wmresearch.reports.statistics import Estimate, PairedDifference
 
 
 def shown(table: Table) -> Shown:
@@ -19,8 +19,8 @@ def shown(table: Table) -> Shown:
 def columns(table: Table) -> list[Column]:
     """Columns for people: keys that vary or are tuned first, flags only where a row has one."""
     losses = [
-        Column("validation loss", lambda row: _estimate(row.validation_loss)),
-        Column("test loss", lambda row: _estimate(row.test_loss)),
+        Column("validation loss", lambda row: estimate(row.validation_loss)),
+        Column("test loss", lambda row: estimate(row.test_loss)),
     ]
     compared, other = losses if table.loss == "validation_loss" else losses[::-1]
     keys = (*table.varied, *tuned_keys(table))
@@ -33,7 +33,7 @@ def columns(table: Table) -> list[Column]:
         *_within(table),
         *_at_baseline(table),
         other,
-        Column("bits/byte", lambda row: _estimate(row.bits_per_byte)),
+        Column("bits/byte", lambda row: estimate(row.bits_per_byte)),
         *_tasks(table),
         Column("parameters", lambda row: numbers.whole(row.parameters)),
         Column("head outputs", lambda row: numbers.whole(row.head_output_parameters)),
@@ -89,7 +89,7 @@ def _tasks(table: Table) -> list[Column]:
     """Each shown where some row knows it."""
 
     def column(name: str) -> Column:
-        return Column(name, lambda row: _estimate(getattr(row.tasks, name)) if row.tasks else numbers.DASH)
+        return Column(name, lambda row: estimate(getattr(row.tasks, name)) if row.tasks else numbers.DASH)
 
     known = [row.tasks for row in table.rows if row.tasks]
     return [
@@ -148,7 +148,7 @@ def _at_baseline(table: Table) -> list[Column]:
     """Shown where values were chosen for each arm: its loss at those that the baseline chose."""
     if not tuned_keys(table):
         return []
-    cell = lambda row: _estimate(row.tuned.at_baseline) if row.tuned else numbers.DASH
+    cell = lambda row: estimate(row.tuned.at_baseline) if row.tuned else numbers.DASH
     return [Column(f"at that of {table.baseline}", cell)]
 
 
@@ -229,15 +229,21 @@ def _fixed(table: Table) -> list[str]:
     return [f"All at {', '.join(fixed)}."] if fixed else []
 
 
-def _estimate(found: Estimate) -> str:
+def estimate(found: Estimate) -> str:
+    """Its mean with half of its interval."""
     return numbers.plus_minus(found.mean, half_width(found.low, found.high))
 
 
 def _delta(delta: Delta | None, n: int) -> str:
     if delta is None:
         return "baseline"
-    text = numbers.plus_minus(delta.mean, half_width(delta.low, delta.high), signed=True)
+    text = difference(delta)
     return f"{text} ({delta.n} pair{'s' * (delta.n != 1)})" if delta.n < n else text
+
+
+def difference(found: Delta | PairedDifference) -> str:
+    """The same of a difference, with its sign."""
+    return numbers.plus_minus(found.mean, half_width(found.low, found.high), signed=True)
 
 
 def half_width(low: float | None, high: float | None) -> float | None:

@@ -13,6 +13,7 @@ from wmresearch.reports.logged import SECTIONS, SUMMARY, Logged, Section, histor
 from wmresearch.reports.table import build_table, render
 from wmresearch.sweeps.store import read_plan, statuses
 from wmresearch.training.files import read_json, write_json
+from wmresearch.training.run_directory import RunDirectory
 
 _COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F", "#999933")
 """Of arms, the baseline's first: apart for the colour-blind (Okabe and Ito), and then over again."""

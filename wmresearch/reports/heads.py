@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wmresearch.reports import numbers
-from wmresearch.reports.columns import half_width, setting_column, setting_text
+from wmresearch.reports.columns import difference, estimate, setting_column, setting_text
 from wmresearch.reports.latex import to_tex
 from wmresearch.reports.records import Record
 from wmresearch.reports.rendering import to_md
@@ -205,10 +205,10 @@ def _cell(name: str) -> Callable[[HeadRow], str]:
 def _estimate(found: Estimate) -> str:
     if found.mean is not None and found.n == 1 and 0 < abs(found.mean) < 0.1:
         return f"{found.mean:.2g}"  # without a spread that says how many digits count
-    return numbers.plus_minus(found.mean, half_width(found.low, found.high))
+    return estimate(found)
 
 
 def _delta(found: PairedDifference | None) -> str:
     if found is None:
         return "baseline"
-    return numbers.plus_minus(found.mean, half_width(found.low, found.high), signed=True)
+    return difference(found)

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from wmresearch.reports import numbers
-from wmresearch.reports.columns import half_width, setting_text
+from wmresearch.reports.columns import difference, estimate, setting_text
 from wmresearch.reports.evidence import Evidence, Group
 from wmresearch.reports.figures_costs import mean_rank
 from wmresearch.reports.rows import Delta, Row
-from wmresearch.reports.statistics import Estimate
 
 _LEVEL = 0.05
 _NAMED = 6
@@ -39,7 +38,7 @@ def tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
     if best is not None:
         found.append((f"lowest of the others: {best.name}", estimate(best.compared), "mean over its seeds"))
         if best.row.delta is not None and best.row.delta.mean is not None:
-            found.append(("its difference to the baseline", _delta(best.row.delta), _p(best.row.delta)))
+            found.append(("its difference to the baseline", difference(best.row.delta), _p(best.row.delta)))
     return found
 
 
@@ -87,7 +86,7 @@ def _losses(evidence: Evidence) -> Iterator[str]:
         text = f"The lowest mean of the other rows is that of {best.name}: {estimate(best.compared)}"
         delta = best.row.delta
         if delta is not None and delta.mean is not None:
-            text += f", {_delta(delta)} to the baseline, paired by seed, {_p(delta)}"
+            text += f", {difference(delta)} to the baseline, paired by seed, {_p(delta)}"
         others = sum(group.row.arm != evidence.baseline for group in evidence.groups)
         if others > 1:
             text += f". It was picked from {others} rows after the fact, which the interval does not count"
@@ -109,7 +108,7 @@ def _comparisons(evidence: Evidence) -> Iterator[str]:
         ("higher", [(g, d) for g, d in sure if (d.mean or 0) > 0]),
     ):
         if found:
-            names = _listed([f"{g.name} ({_delta(d)})" for g, d in found])
+            names = _listed([f"{g.name} ({difference(d)})" for g, d in found])
             yield f"Loss {word} than the baseline's (paired t test, Holm, p < {_LEVEL}): {names}."
     if unsure:
         yield (
@@ -156,14 +155,6 @@ def _best(evidence: Evidence) -> Group | None:
 def _least(groups: Sequence[Group]) -> Group | None:
     known = [group for group in groups if group.compared.mean is not None]
     return min(known, key=lambda group: group.loss, default=None)
-
-
-def estimate(found: Estimate) -> str:
-    return numbers.plus_minus(found.mean, half_width(found.low, found.high))
-
-
-def _delta(delta: Delta) -> str:
-    return numbers.plus_minus(delta.mean, half_width(delta.low, delta.high), signed=True)
 
 
 def _p(delta: Delta) -> str:
