@@ -44,7 +44,7 @@ lint: setup ## Style and types
 	$(BIN)/mypy
 
 test: lint ## Style, types and tests
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope
 
 bench: setup ## Speed and memory on this machine (about 40 minutes), into benchmarks/results/
 	$(BIN)/python benchmarks/train_step.py --out benchmarks/results/train_step.md
