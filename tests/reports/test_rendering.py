@@ -57,7 +57,7 @@ def test_markdown_shows_names_literally_and_numbers_with_uncertainty(sweep):
     assert header == ["arm", *losses, "parameters", "head outputs", "cost/token", "tokens/s", "seeds"]
     assert [row[0] for row in body] == [" ".join(arm.split()) for arm in ODD]
     # losses 1.9, 1.90841, 1.89243: s = .00799, t_2 = 4.303
-    losses = ["1.900 ± 0.020", "baseline", "–", "1.910 ± 0.020", "2.742 ± 0.029"]
+    losses = ["1.900 ± 0.020 ‡", "baseline", "–", "1.910 ± 0.020", "2.742 ± 0.029"]
     assert body[0] == ["W_o", *losses, "827,392", "131,072", "5.10 MFLOP", "12,300", "3/3"]
 
 

@@ -21,7 +21,7 @@ def test_the_json_has_exactly_the_promised_keys(sweep):
     promised = """arm settings n planned finished diverged failed flags learning_rate
         validation_loss test_loss bits_per_byte delta parameters
         head_output_parameters head_output_nonzeros total_rank flops_per_token training_flops saves_compute
-        tokens_per_second adjusted tuned reach tasks"""
+        tokens_per_second adjusted tuned reach tasks mark"""
     for row in table["rows"]:
         assert list(row) == promised.split()
         for key in ("validation_loss", "test_loss", "bits_per_byte"):

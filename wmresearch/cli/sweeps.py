@@ -29,26 +29,42 @@ def status(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A swee
 
 @app.command(epilog="Example: `wm table runs/quickstart --format tex`")
 def table(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")],
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of sweeps, one or more.")],
     form: Annotated[TableFormat, typer.Option("--format", help="How it is written.")] = TableFormat.md,
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="The columns: names as in `--format json`, keys of the config (model.d_mlp), and what runs measured"
+            " (train_loss, wall_seconds, stable_rank). csv and json always hold the usual ones too.",
+        ),
+    ] = "",
+    sort: Annotated[str, typer.Option(metavar="NAME", help="Sort rows by a column; -NAME from high to low.")] = "",
+    group: Annotated[str, typer.Option(metavar="NAME", help="Rows with one value of a column stand together.")] = "",
     heads: Annotated[
-        bool, typer.Option("--heads", help="Ranks and norms of the heads' maps instead of costs.")
+        bool, typer.Option("--heads", help="Ranks and norms of the heads' maps instead of costs; of one sweep.")
     ] = False,
     keep: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Also keep it there in every form, with what it is made from.")
+        Path | None,
+        typer.Option(metavar="OUT", help="Also keep it there in every form, with what it is made from; of one sweep."),
     ] = None,
 ) -> None:
-    """The paper table of a sweep: means over seeds with intervals, paired differences, costs."""
+    """The paper table of sweeps: means over seeds with intervals, paired differences, costs."""
+    from wmresearch.reports.table import View, build_table, render
+
+    if len(directories) > 1 and (heads or keep is not None):
+        raise typer.BadParameter("expected one directory with --heads or --keep", param_hint="DIR...")
+    view = View(tuple(name.strip() for name in columns.split(",") if name.strip()), sort.strip(), group.strip())
     if heads:
         from wmresearch.reports.heads import render_heads
 
-        sys.stdout.write(render_heads(directory, form.value))
+        if view.keys:
+            raise typer.BadParameter("--heads has its own columns: expected no --columns, --sort or --group")
+        sys.stdout.write(render_heads(directories[0], form.value))
         return
-    from wmresearch.reports.table import build_table, render
-
-    found = build_table(directory)
+    found = build_table(*directories, view=view)
     if keep is not None:
         from wmresearch.reports.keep import keep_table
 
-        keep_table(found, directory, keep)
+        keep_table(found, directories[0], keep)
     sys.stdout.write(render(found, form.value))

@@ -8,6 +8,7 @@ strings, each is given once, tags other than the core schema's are refused, and 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,14 @@ def read(path: Path) -> Any:
 def write(value: Any) -> str:
     """A value as YAML that `parse` reads back to the same value (floats keep a point or an exponent)."""
     return yaml.dump(value, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def flat(data: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Dotted key → value, of sections within sections; an empty section is a value."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        out |= flat(value, f"{at}{key}.") if isinstance(value, Mapping) and value else {f"{at}{key}": value}
+    return out
 
 
 class _CoreDumper(yaml.SafeDumper):

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wmresearch.reports.columns import setting_text
 from wmresearch.reports.curves import Band, Curve, band, read_curves, read_lines, smoothed
 from wmresearch.reports.records import Record, read_record, setting_key
 from wmresearch.reports.rows import Row, Table
+from wmresearch.reports.shown import setting_text
 from wmresearch.reports.statistics import Estimate
 from wmresearch.reports.table import SweepRuns, build_table, read_runs
 

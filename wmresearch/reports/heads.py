@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from wmresearch.reports import numbers
-from wmresearch.reports.columns import difference, estimate, setting_column, setting_text
+from wmresearch.reports.columns import difference, estimate, setting_column
 from wmresearch.reports.latex import to_tex
 from wmresearch.reports.records import Record
 from wmresearch.reports.rendering import to_md
-from wmresearch.reports.shown import Column, Shown
+from wmresearch.reports.shown import Column, Shown, setting_text
 from wmresearch.reports.statistics import Estimate, PairedDifference, holm, mean_interval, paired_difference
 from wmresearch.reports.sweep_runs import SweepRuns, read_runs
 from wmresearch.training.run_directory import RunDirectory
@@ -167,22 +167,26 @@ def _csv(rows: Sequence[HeadRow]) -> str:
 
 def _shown(runs: SweepRuns, rows: Sequence[HeadRow]) -> Shown:
     baseline = runs.plan.baseline
-    columns = [Column("arm", lambda row: row.arm, numeric=False)]
+    columns = [Column("arm", "arm", lambda row: row.arm, numeric=False)]
     columns += [setting_column(key, runs.varied) for key in runs.varied]
     columns += [
-        Column("validation loss", lambda row: _estimate(row.validation_loss)),
-        Column(f"Δ loss to {baseline}", lambda row: _delta(row.loss_delta)),
-        Column("effective rank at start", lambda row: numbers.DASH if row.at_start is None else f"{row.at_start:.1f}"),
+        Column("validation_loss", "validation loss", lambda row: _estimate(row.validation_loss)),
+        Column("loss_delta", f"Δ loss to {baseline}", lambda row: _delta(row.loss_delta)),
+        Column(
+            "at_start",
+            "effective rank at start",
+            lambda row: numbers.DASH if row.at_start is None else f"{row.at_start:.1f}",
+        ),
     ]
     for name, header in _FIGURES.items():
         if any(row.figures[name].mean for row in rows):
-            columns.append(Column(header, _cell(name)))
+            columns.append(Column(name, header, _cell(name)))
         if name == "effective_rank":
             columns += [
-                Column("Δ", lambda row: _delta(row.delta)),
-                Column("p (Holm)", lambda row: numbers.p_value(row.p_holm)),
+                Column("delta", "Δ", lambda row: _delta(row.delta)),
+                Column("p_holm", "p (Holm)", lambda row: numbers.p_value(row.p_holm)),
             ]
-    columns.append(Column("seeds", lambda row: f"{row.n}/{row.planned}"))
+    columns.append(Column("seeds", "seeds", lambda row: f"{row.n}/{row.planned}"))
     notes = [
         "Means over heads and layers at the last step, then over seeds: mean ± half-width of the 95 % t interval.",
         "M: a head's map W_M, the norm's gain folded in. Overlap: the largest |cosine| with another head of the layer.",
@@ -200,6 +204,10 @@ def _shown(runs: SweepRuns, rows: Sequence[HeadRow]) -> Shown:
 
 def _cell(name: str) -> Callable[[HeadRow], str]:
     return lambda row: _estimate(row.figures[name])
+
+
+def _at_start(row: HeadRow) -> str:
+    return numbers.DASH if row.at_start is None else f"{row.at_start:.1f}"
 
 
 def _estimate(found: Estimate) -> str:

@@ -33,6 +33,8 @@ _ESCAPES = {
     "·": r"\ensuremath{\cdot}",
     "≤": r"\ensuremath{\leq}",
     "≥": r"\ensuremath{\geq}",
+    "†": r"\textsuperscript{\dag}",
+    "‡": r"\textsuperscript{\ddag}",
     "→": r"\ensuremath{\rightarrow}",
     "∞": r"\ensuremath{\infty}",
     "∑": r"\ensuremath{\sum}",
@@ -47,6 +49,7 @@ def to_tex(shown: Shown) -> str:
     """A `table*` float, scaled down to the text's width if it is wider; the footnotes as plain lines below it."""
     align = "".join("r" if column.numeric else "l" for column in shown.columns)
     lines = [" & ".join(escape(column.cell(row)) for column in shown.columns) + r" \\" for row in shown.rows]
+    lines = [r"\midrule " * (number in shown.groups) + line for number, line in enumerate(lines)]
     title = " ".join(filter(None, (shown.sweep, shown.about)))
     label = re.sub(r"[^A-Za-z0-9]+", "-", title)
     body = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,7 @@ def table_manifest(records: Sequence[Record], ignored: Sequence[str], family: in
     states = Counter(record.state for record in records)
     corpora = {_text(manifest.corpus) for manifest in made if manifest.corpus is not None}
     digests = {digest for record in records for digest in record.digests}
-    return {
+    content: dict[str, Any] = {
         "wm_version": wmresearch.__version__,
         "runs": {
             "planned": len(records),
@@ -69,6 +70,13 @@ def table_manifest(records: Sequence[Record], ignored: Sequence[str], family: in
         "xla_flags": sorted(found["XLA flags"] - {""}),
         "notes": list(_notes(records, finished, packages, found, ignored)),
     }
+    return {"id": _id(content, records), **content}
+
+
+def _id(content: dict[str, Any], records: Sequence[Record]) -> str:
+    """Twelve hexadecimal digits of SHA-256 over the manifest and the runs that it is of."""
+    runs = [(record.planned.run_id, record.state) for record in records]
+    return hashlib.sha256(json.dumps([content, runs], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _notes(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -20,7 +19,6 @@ _TRACEBACK = 14
 """Last lines of an error that are shown."""
 _NOT_COMPARED = ("seed", "tracking")
 _ABSENT = "–"
-_SIZES = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def table(evidence: Evidence) -> str:
@@ -36,9 +34,8 @@ def table(evidence: Evidence) -> str:
     for row in found.rows:
         cells = []
         for index, column in enumerate(found.columns):
-            text = column.cell(row)
-            key = sort_key(text) if column.numeric else None
-            value = f' data-value="{key!r}"' if key is not None else ""
+            text, order = column.cell(row), column.order(row)
+            value = f' data-value="{order!r}"' if isinstance(order, int | float) else ""
             name = "th scope=row" if index == 0 else "td"
             mark = '<span class="mark" aria-hidden="true"></span>' if index == 0 else ""
             cells.append(
@@ -56,16 +53,6 @@ def table(evidence: Evidence) -> str:
 
 def _aligned(numeric: bool) -> str:
     return ' class="number"' if numeric else ""
-
-
-def sort_key(text: str) -> float | None:
-    """The first number in a cell, with its sign and its unit's size; None where there is none."""
-    found = re.search(r"([−+-]?)(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)(?: ?([kMGTPE])(?=FLOP|\b))?", text)
-    if found is None:
-        return None
-    sign, digits, size = found.groups()
-    value = float(digits.replace(",", "")) * 1000.0 ** _SIZES[size or ""]
-    return -value if sign in ("−", "-") else value * (0.999 if text.startswith("<") else 1)
 
 
 def configs(evidence: Evidence) -> str:
@@ -105,16 +92,8 @@ def _config(group: Group) -> dict[str, Any]:
         except (ConfigError, OSError):
             continue
         if isinstance(data, dict):
-            return dict(_flat({key: value for key, value in data.items() if key not in _NOT_COMPARED}))
+            return yaml_text.flat({key: value for key, value in data.items() if key not in _NOT_COMPARED})
     return {}
-
-
-def _flat(data: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{at}{key}.")
-        else:
-            yield f"{at}{key}", value
 
 
 def _value(config: Mapping[str, Any], key: str) -> str:

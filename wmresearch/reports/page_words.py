@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from wmresearch.reports import numbers
-from wmresearch.reports.columns import difference, estimate, setting_text
+from wmresearch.reports.columns import difference, estimate
 from wmresearch.reports.evidence import Evidence, Group
 from wmresearch.reports.figures_costs import mean_rank
 from wmresearch.reports.rows import Delta, Row
+from wmresearch.reports.shown import setting_text
 
 _LEVEL = 0.05
 _NAMED = 6

@@ -45,7 +45,10 @@ def to_csv(table: Table) -> str:
 def to_md(shown: Shown) -> str:
     """A pipe table that reads well in a terminal, and its footnotes as a list."""
     header = [_md(column.header) for column in shown.columns]
-    rows = [[_md(column.cell(row)) for column in shown.columns] for row in shown.rows]
+    rows = []
+    for number, row in enumerate(shown.rows):
+        rows += [[""] * len(header)] * (number in shown.groups)  # a blank line between groups
+        rows.append([_md(column.cell(row)) for column in shown.columns])
     lines = pipe_table(header, rows, [column.numeric for column in shown.columns])
     return "\n".join([*lines, "", *(f"- {_md(note)}" for note in shown.notes)]) + "\n"
 
@@ -53,7 +56,10 @@ def to_md(shown: Shown) -> str:
 def _flat(row: Row) -> dict[str, Any]:
     """One level of keys: `validation_loss_mean`, …; the grid's dotted keys after the arm."""
     plain = row.to_dict()
-    out: dict[str, Any] = {"arm": plain.pop("arm"), **{k: _field(v) for k, v in plain.pop("settings").items()}}
+    first = [key for key in ("sweep", "arm") if key in plain]
+    out: dict[str, Any] = {key: plain.pop(key) for key in first}
+    out |= {key: _field(value) for key, value in plain.pop("settings").items()}
+    plain |= plain.pop("extra", {})
     plain["flags"] = "; ".join(plain["flags"])
     plain["delta"] = plain["delta"] or dict.fromkeys(("n", "mean", "low", "high", "p", "p_holm"))
     if plain["tuned"] is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from wmresearch.reports.statistics import Estimate
+
+Loss = Literal["validation_loss", "test_loss"]
 
 
 @dataclass(frozen=True)
@@ -106,30 +108,83 @@ class Row:
     """None where the sweep does not ask."""
     tasks: Tasks | None = None
     """None where no finished run was asked."""
+    mark: Literal["lowest", "not told apart"] | None = None
+    """Whether its mean of the loss that arms are compared by is the lowest, or within the noise of the lowest."""
+    sweep: str = ""
+    """In a table of several."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What was asked for besides: name → an `Estimate` over the finished runs, or the value of a config's key."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data; with `sweep` where there are several, and `extra` where something was asked for."""
         out = {**asdict(self), "flags": list(self.flags)}
         for key in ("validation_loss", "test_loss", "bits_per_byte"):
             del out[key]["n"]  # the row's own n, or none where the mean is null
+        for key in ("sweep", "extra"):
+            if not out[key]:
+                del out[key]
         if self.tuned is not None:
             out["tuned"]["edges"] = list(self.tuned.edges)
         return out
 
 
 @dataclass(frozen=True)
+class View:
+    """What of a table people see, and in which order. Columns are named by their keys (`Column.key`)."""
+
+    columns: tuple[str, ...] = ()
+    """None: the usual ones."""
+    sort: str = ""
+    """A column, from low to high; after a minus sign from high to low; none: the plan's order. Unknown comes last."""
+    group: str = ""
+    """A column whose equal values stand together."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All columns that it names."""
+        return tuple(dict.fromkeys(filter(None, (*self.columns, self.sort.removeprefix("-"), self.group))))
+
+
+WHOLE = View()
+"""The usual columns in the plan's order."""
+
+
+@dataclass(frozen=True)
 class Table:
-    """Rows in the plan's order, and what they were made from."""
+    """Rows, in the plan's order unless the view says otherwise, and what they were made from."""
 
     sweep: str
+    """Where it has several, their names joined by " + "."""
     baseline: str
+    """Empty where several sweeps have several."""
     rows: tuple[Row, ...]
     manifest: dict[str, Any]
     varied: tuple[str, ...]
     """Keys of the settings that take more than one value, without those that are tuned."""
-    loss: Literal["validation_loss", "test_loss"] = "validation_loss"
+    loss: Loss = "validation_loss"
     """What arms are compared by: where the validation loss chose tuned values, the test loss, if there is one."""
     margin: float | None = None
     """The difference that the sweep states to be none, in nats per token."""
+    view: View = WHOLE
+    sweeps: int = 1
+    starts_of_groups: tuple[int, ...] = ()
+    """Numbers of the rows that another group of the view begins at."""
+
+    @property
+    def tuned_keys(self) -> tuple[str, ...]:
+        """Keys whose values were chosen for each arm."""
+        return tuple(dict.fromkeys(key for row in self.rows if row.tuned for key in row.tuned.chosen or ()))
+
+    @property
+    def holds_zeros(self) -> bool:
+        """Whether some row's head outputs have entries that are held at zero."""
+        pairs = [(row.head_output_nonzeros, row.head_output_parameters) for row in self.rows]
+        return any(kept not in (None, stored) for kept, stored in pairs)
+
+    @property
+    def finds_ranks(self) -> bool:
+        """Whether some row's heads find their ranks."""
+        return any(row.total_rank is not None for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: numbers are finite or None."""

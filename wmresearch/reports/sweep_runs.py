@@ -57,12 +57,26 @@ class SweepRuns:
         return next((tuned for tuned in self.plan.tuned if (tuned.arm, tuned.settings) == (arm, at)), None)
 
     @property
+    def records(self) -> list[Record]:
+        """All that are reported."""
+        return [record for group in self.groups.values() for record in group]
+
+    @property
+    def all_settings(self) -> list[dict[str, Any]]:
+        """Those of all rows, without tuned keys."""
+        settings = [self.untuned(group[0].planned.settings) for group in self.groups.values()]
+        return settings + [tuned.settings for tuned in self.plan.tuned]
+
+    @property
     def varied(self) -> tuple[str, ...]:
         """Keys of the settings that take more than one value, without those that are tuned."""
-        settings = [self.untuned(group[0].planned.settings) for group in self.groups.values()]
-        settings += [tuned.settings for tuned in self.plan.tuned]
-        keys = dict.fromkeys(key for setting in settings for key in setting)
-        return tuple(key for key in keys if len({_text(setting, key) for setting in settings}) > 1)
+        return varied_keys(self.all_settings)
+
+
+def varied_keys(settings: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Keys that take more than one value in them, or stand in some only."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return tuple(key for key in keys if len({_text(setting, key) for setting in settings}) > 1)
 
 
 def read_runs(directory: Path) -> SweepRuns:
@@ -73,7 +87,7 @@ def read_runs(directory: Path) -> SweepRuns:
     """
     plan = read_plan(directory)
     records = [read_record(directory, run) for run in plan.runs if run.role == "report"]
-    _refuse_mixed_corpora(directory, records)
+    refuse_mixed_corpora([(directory, record) for record in records])
     chosen = set(_keys_at(plan.tuned, "chosen"))
     others = _keys_at(plan.tuned, "at_baseline")
     groups: dict[Key, list[Record]] = {}
@@ -111,9 +125,14 @@ def _text(setting: dict[str, Any], key: str) -> str | None:
     return json.dumps(setting[key], sort_keys=True) if key in setting else None
 
 
-def _refuse_mixed_corpora(directory: Path, records: Sequence[Record]) -> None:
+def refuse_mixed_corpora(records: Sequence[tuple[Path, Record]]) -> None:
+    """`records`: each with its sweep's directory.
+
+    Raises:
+        ReportError: they read different corpora.
+    """
     runs: dict[str, list[str]] = {}
-    for record in records:
+    for _, record in records:
         for digest in record.digests:
             runs.setdefault(digest, []).append(record.planned.run_id)
     if len(runs) < 2:
@@ -122,7 +141,12 @@ def _refuse_mixed_corpora(directory: Path, records: Sequence[Record]) -> None:
         f"{digest[:12]} in {len(ids)} runs ({', '.join(ids[:3])}{', …' * (len(ids) > 3)})"
         for digest, ids in runs.items()
     )
-    hint = (
-        "losses on different texts cannot be compared: move the folders of one corpus away, then start the sweep again"
+    sweeps = list(dict.fromkeys(str(directory) for directory, _ in records))
+    do = (
+        "move the folders of one corpus away, then start the sweep again"
+        if len(sweeps) == 1
+        else "make a table of each"
     )
-    raise ReportError([Problem(str(directory), "corpus_digest", found, "one corpus for all runs of a table", hint)])
+    hint = f"losses on different texts cannot be compared: {do}"
+    expected = "one corpus for all runs of a table"
+    raise ReportError([Problem(" and ".join(sweeps), "corpus_digest", found, expected, hint)])

@@ -1,4 +1,4 @@
-"""The table of a sweep: one row for each arm at each setting of the grid, with uncertainty, from the run directories.
+"""The table of sweeps: one row for each arm at each setting of the grid, with uncertainty, from the run directories.
 
 Only finished runs are averaged. What cannot be averaged honestly is refused (different corpora) or flagged in its row.
 """
@@ -9,45 +9,77 @@ import statistics as exact
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from wmresearch.reports.manifest import environment, table_manifest
+from wmresearch.config.problems import Problem
+from wmresearch.reports.manifest import table_manifest
+from wmresearch.reports.marks import delta_flags, flag_shared_runs, flags, marked
 from wmresearch.reports.reach import reach
 from wmresearch.reports.records import Record, ReportError, TunedArm, setting_key, unplanned
 from wmresearch.reports.rendering import FORMATS, render
-from wmresearch.reports.rows import Delta, Row, Table, Tasks, Tuning
+from wmresearch.reports.rows import WHOLE, Delta, Loss, Row, Table, Tasks, Tuning, View
 from wmresearch.reports.statistics import (
-    Estimate,
     equivalence,
     holm,
-    mean_interval,
     paired_difference,
     resolvable_difference,
 )
-from wmresearch.reports.sweep_runs import SweepRuns, read_runs, tuning_states
+from wmresearch.reports.sweep_runs import SweepRuns, read_runs, refuse_mixed_corpora, tuning_states, varied_keys
+from wmresearch.reports.together import agreed, average, size, values, whole
+from wmresearch.reports.views import Besides, arranged
 
-__all__ = ["FORMATS", "ReportError", "Row", "SweepRuns", "Table", "build_table", "read_runs", "render"]
-
-Loss = Literal["validation_loss", "test_loss"]
+__all__ = ["FORMATS", "ReportError", "Row", "SweepRuns", "Table", "View", "build_table", "read_runs", "render"]
 
 
-def build_table(directory: Path) -> Table:
-    """The table of the sweep in a directory, from its plan and whatever its runs have left there so far.
+def build_table(*directories: Path, view: View = WHOLE) -> Table:
+    """The table of the sweeps in the directories, from their plans and whatever their runs have left there so far.
+
+    Each row is compared with its own sweep's baseline; p values are corrected over all comparisons of the table.
 
     Raises:
-        ReportError: there is no plan that can be used, or the runs read different corpora.
+        ReportError: there is no plan that can be used, the runs read different corpora, the sweeps are compared by
+            different losses, or the view names a column that there is not.
     """
-    runs = read_runs(Path(directory))
-    plan = runs.plan
-    records = [record for group in runs.groups.values() for record in group]
-    tested = plan.tuned and _values([record for record in records if record.finished], "test_loss")
-    loss: Loss = "test_loss" if tested else "validation_loss"
-    groups = _all_rows(runs)
-    rows = [_whole_row(runs, arm, settings, group, loss) for arm, settings, group in groups]
-    rows = _flag_shared_runs(_corrected(rows), [group for _, _, group in groups])
-    family = sum(row.delta is not None for row in rows)
-    manifest = table_manifest(records, unplanned(runs.directory, plan), family)
-    return Table(plan.name, plan.baseline, tuple(rows), manifest, runs.varied, loss, plan.margin)
+    sweeps = [read_runs(Path(directory)) for directory in directories]
+    loss = _compared_by(sweeps)
+    margins = {runs.plan.margin for runs in sweeps}
+    margin = margins.pop() if len(margins) == 1 else None
+    rows, groups, besides = [], [], Besides(view)
+    for runs in sweeps:
+        for arm, settings, group in _all_rows(runs):
+            row = _whole_row(runs, arm, settings, group, loss, margin)
+            rows.append(
+                replace(
+                    row, sweep=runs.plan.name * (len(sweeps) > 1), extra=besides.of(runs.directory, group, settings)
+                )
+            )
+            groups.append(group)
+    besides.refuse_unknown()
+    rows = marked(flag_shared_runs(_corrected(rows), groups), groups, loss)
+    records = [record for runs in sweeps for record in runs.records]
+    ignored = [run for runs in sweeps for run in unplanned(runs.directory, runs.plan)]
+    manifest = table_manifest(records, ignored, sum(row.delta is not None for row in rows))
+    baselines = {runs.plan.baseline for runs in sweeps}
+    name = " + ".join(runs.plan.name for runs in sweeps)
+    varied = varied_keys([setting for runs in sweeps for setting in runs.all_settings])
+    table = Table(name, baselines.pop() if len(baselines) == 1 else "", tuple(rows), manifest, varied, loss, margin)
+    return arranged(replace(table, sweeps=len(sweeps), view=view))
+
+
+def _compared_by(sweeps: Sequence[SweepRuns]) -> Loss:
+    """The loss that all are compared by; refuses sweeps whose rows cannot stand in one column."""
+    refuse_mixed_corpora([(runs.directory, record) for runs in sweeps for record in runs.records])
+    found: dict[Loss, Path] = {}
+    for runs in sweeps:
+        ended = [record for record in runs.records if record.finished]
+        tested = runs.plan.tuned and values(ended, "test_loss")
+        found.setdefault("test_loss" if tested else "validation_loss", runs.directory)
+    if len(found) > 1:
+        text = f"{found['test_loss']} tunes and has a test loss, {found['validation_loss']} has the validation loss"
+        expected = f"sweeps that are compared by one kind of loss: {text}"
+        problem = Problem("wm table", "", "", expected, "make a table of each")
+        raise ReportError([problem])
+    return next(iter(found))
 
 
 def _all_rows(runs: SweepRuns) -> list[tuple[str, dict[str, Any], list[Record]]]:
@@ -61,9 +93,11 @@ def _all_rows(runs: SweepRuns) -> list[tuple[str, dict[str, Any], list[Record]]]
     return rows
 
 
-def _whole_row(runs: SweepRuns, arm: str, settings: dict[str, Any], group: Sequence[Record], loss: Loss) -> Row:
+def _whole_row(
+    runs: SweepRuns, arm: str, settings: dict[str, Any], group: Sequence[Record], loss: Loss, margin: float | None
+) -> Row:
     baseline = runs.baseline_of(settings)
-    row = _row(arm, settings, group, None if arm == runs.plan.baseline else baseline, loss, runs.plan.margin)
+    row = _row(arm, settings, group, None if arm == runs.plan.baseline else baseline, loss, margin)
     adjusted = next((record.planned.adjusted for record in group if record.planned.adjusted), None)
     tuning = runs.tuning_of(settings, arm)
     return replace(
@@ -78,7 +112,7 @@ def _whole_row(runs: SweepRuns, arm: str, settings: dict[str, Any], group: Seque
 def _tuning(runs: SweepRuns, tuned: TunedArm, loss: Loss) -> Tuning:
     at_baseline = runs.at_baseline.get((tuned.arm, setting_key(tuned.settings)), [])
     finished = [record for record in at_baseline if record.finished]
-    estimate = _average(finished if len(finished) == len(at_baseline) else [], loss)
+    estimate = average(finished if len(finished) == len(at_baseline) else [], loss)
     return Tuning(tuned.chosen, tuple(tuned.edges), len(tuned.tried), estimate)
 
 
@@ -106,9 +140,9 @@ def _row(
     paired_with = [record for record in baseline or () if record.finished]
     states = [record.state for record in group]
     delta = None if baseline is None else _delta(finished, paired_with, loss, "diverged" not in states, margin)
-    flops = _size(group, "flops_per_token")
-    baseline_flops = flops if baseline is None else _size(baseline, "flops_per_token")
-    speeds = _values(finished, "tokens_per_second")
+    flops = size(group, "flops_per_token")
+    baseline_flops = flops if baseline is None else size(baseline, "flops_per_token")
+    speeds = values(finished, "tokens_per_second")
     return Row(
         arm=arm,
         settings=settings,
@@ -117,18 +151,18 @@ def _row(
         finished=len(finished),
         diverged=states.count("diverged"),
         failed=states.count("failed"),
-        flags=(*_flags(group, baseline or ()), *_delta_flags(delta, len(finished))),
-        learning_rate=_agreed(group, "learning_rate"),
-        validation_loss=_average(finished, "validation_loss"),
-        test_loss=_average(finished, "test_loss"),
-        bits_per_byte=_average(finished, "bits_per_byte"),
+        flags=(*flags(group, baseline or ()), *delta_flags(delta, len(finished))),
+        learning_rate=agreed(group, "learning_rate"),
+        validation_loss=average(finished, "validation_loss"),
+        test_loss=average(finished, "test_loss"),
+        bits_per_byte=average(finished, "bits_per_byte"),
         delta=delta,
-        parameters=_whole(_size(group, "parameters")),
-        head_output_parameters=_whole(_size(group, "head_output_parameters")),
-        head_output_nonzeros=_whole(_size(group, "head_output_nonzeros")),
-        total_rank=_agreed(group, "total_rank"),
+        parameters=whole(size(group, "parameters")),
+        head_output_parameters=whole(size(group, "head_output_parameters")),
+        head_output_nonzeros=whole(size(group, "head_output_nonzeros")),
+        total_rank=agreed(group, "total_rank"),
         flops_per_token=flops,
-        training_flops=_size(group, "training_flops"),
+        training_flops=size(group, "training_flops"),
         saves_compute=None if flops is None or baseline_flops is None else flops < baseline_flops,
         tokens_per_second=exact.median(speeds) if speeds else None,
         tasks=_tasks(finished),
@@ -137,48 +171,9 @@ def _row(
 
 def _tasks(finished: Sequence[Record]) -> Tasks | None:
     keys = ("recall_accuracy", "induction_accuracy", "induction_gain")
-    if not any(_values(finished, key) for key in keys):
+    if not any(values(finished, key) for key in keys):
         return None
-    return Tasks(*(_average(finished, key) for key in keys))
-
-
-def _values(records: Sequence[Record], key: str) -> list[Any]:
-    """What the runs' summaries say under a key, where they say anything."""
-    values = [getattr(record.summary, key) for record in records if record.summary]
-    return [value for value in values if value is not None]
-
-
-def _different(group: Sequence[Record], key: str) -> set[Any]:
-    """The values under a key that should be one: of the finished runs, or of all while none is finished."""
-    return set(_values([record for record in group if record.finished] or group, key))
-
-
-def _agreed(group: Sequence[Record], key: str) -> Any:
-    """The one value that the runs give; None where they give none, or several: no number is better than a wrong one."""
-    values = _different(group, key)
-    return values.pop() if len(values) == 1 else None
-
-
-def _size(group: Sequence[Record], key: str) -> float | None:
-    """What the runs agree on; the mean over them where heads found their ranks, which differ by seed."""
-    if not _found_ranks(group):
-        return _agreed(group, key)
-    values = _values([record for record in group if record.finished] or group, key)
-    return sum(values) / len(values) if values else None
-
-
-def _found_ranks(group: Sequence[Record]) -> bool:
-    return bool(_values(group, "total_rank"))
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else round(number)
-
-
-def _average(finished: Sequence[Record], key: str) -> Estimate:
-    """Over all finished runs, or over none: a mean over fewer seeds than the row's n would be read wrongly."""
-    values = _values(finished, key)
-    return mean_interval(values if len(values) == len(finished) else [])
+    return Tasks(*(average(finished, key) for key in keys))
 
 
 def _delta(
@@ -206,54 +201,3 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
         return replace(delta, p_holm=p_holm, within=within)
 
     return [replace(row, delta=corrected(row.delta)) if row.delta else row for row in rows]
-
-
-_FACTS = {
-    "step": "steps",
-    "learning_rate": "learning rates",
-    "parameters": "parameters",
-    "head_output_parameters": "head output parameters",
-    "flops_per_token": "FLOPs",
-}
-_SIZES = ("parameters", "head_output_parameters", "flops_per_token")
-"""Key of a summary on which the finished runs of a row have to agree → what it is called in a flag."""
-
-
-def _flags(group: Sequence[Record], baseline: Sequence[Record]) -> Iterator[str]:
-    """What a reader has to know of a row before believing it."""
-    states = {record.state for record in group}
-    finished = [record for record in group if record.finished]
-    counted = [*finished, *(record for record in baseline if record.finished)]
-    yield from (name for name in ("diverged", "failed") if name in states)
-    if states - {"finished", "diverged", "failed"}:
-        yield "incomplete"
-    if any(record.state == "diverged" for record in baseline):
-        yield "baseline diverged"
-    facts = {key: name for key, name in _FACTS.items() if not (key in _SIZES and _found_ranks(group))}
-    yield from (f"mixed {name}" for key, name in facts.items() if finished and len(_different(group, key)) > 1)
-    if _agreed(group, "masked_dense"):
-        yield "masked dense: saves compute: no"
-    for key in ("test_loss", "bits_per_byte", "induction_accuracy"):
-        if 0 < len(_values(finished, key)) < len(finished):
-            yield f"{key.replace('_', ' ')} incomplete"
-    yield from (f"mixed {name}" for name, values in environment(counted).items() if len(values) > 1)
-
-
-def _delta_flags(delta: Delta | None, n: int) -> Iterator[str]:
-    if delta is not None and delta.n < n:
-        yield "unpaired"
-    if delta is not None and delta.n > 1 and delta.low == delta.high:
-        yield "no spread"
-
-
-def _flag_shared_runs(rows: Sequence[Row], groups: Sequence[Sequence[Record]]) -> list[Row]:
-    """Two arms that come to the same config share their runs: not independent rows, which has to be said."""
-    first: dict[str, str] = {}
-    flagged = []
-    for row, group in zip(rows, groups, strict=True):
-        others = dict.fromkeys(first[r.planned.run_id] for r in group if r.planned.run_id in first)
-        flags = (*row.flags, *(f"same runs as {arm}" for arm in others))
-        flagged.append(replace(row, flags=flags))
-        for record in group:
-            first.setdefault(record.planned.run_id, record.planned.arm)
-    return flagged

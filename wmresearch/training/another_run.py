@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wmresearch.config import ConfigError, Problem, RunConfig, scientific
+from wmresearch.config import ConfigError, Problem, RunConfig, scientific, yaml_text
 from wmresearch.config.validation import shown
 from wmresearch.training.run_directory import RunDirectory
 
@@ -34,13 +34,10 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
     The corpus is left out: runs are told apart by its text, not by where it lies.
     """
-    olds, news = (_flat(config.model_dump(mode="json")) for config in (old, new))
-    keys = [key for key in (_flat(scientific(old)) | _flat(scientific(new))) if not key.startswith("data.corpus.")]
+    olds, news = (yaml_text.flat(config.model_dump(mode="json")) for config in (old, new))
+    keys = [
+        key
+        for key in (yaml_text.flat(scientific(old)) | yaml_text.flat(scientific(new)))
+        if not key.startswith("data.corpus.")
+    ]
     return {key: (olds.get(key), news.get(key)) for key in sorted(keys) if olds.get(key) != news.get(key)}
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, item in value.items():
-        out |= _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
-    return out
