@@ -20,6 +20,7 @@ from tests.sweeps.mini import mini_sweep, start_wm, wm, write_sweep
 from tests.training.examples import TEXT, tiny
 from wmresearch.cli import app
 from wmresearch.config import yaml_text
+from wmresearch.reports.listings import status_screen
 from wmresearch.terminal import ProgressLine
 from wmresearch.training.run_directory import RunDirectory
 
@@ -238,6 +239,34 @@ def test_status_shows_each_run(capfd, mini):
     assert (code, err) == (0, "")
     rows = out.splitlines()[1:]
     assert len(rows) == 6 and all("finished" in row and "20/20" in row for row in rows)
+
+
+def test_watching_a_sweep_tells_what_changes_until_all_runs_have_ended(mini, tmp_path):
+    folder = tmp_path / "runs"
+    shutil.copytree(mini / "runs", folder, symlinks=True)
+    ids = [run["run_id"] for run in json.loads((folder / "sweep.json").read_text())["runs"]]
+
+    def state(index, name, **more):
+        path = folder / ids[index] / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"state": name} | more))
+
+    state(0, "running")
+    state(1, "pending")
+    process = start_wm("status", folder, "--watch", "--every", "0.1")
+    assert process.stdout.readline() == "6 runs: 1 running (silent), 1 pending, 4 finished\n"
+    state(0, "failed", reason="lost")
+    assert process.stdout.readline() == "6 runs: 1 failed, 1 pending, 4 finished\n"
+    state(1, "finished")
+    assert process.communicate(timeout=60) == ("6 runs: 1 failed, 5 finished\n", "")
+    assert process.returncode == 0
+
+
+def test_a_screen_shows_first_what_runs_or_failed_and_how_much_more_there_is(mini):
+    text, goes_on = status_screen(mini / "runs", 5)
+    lines = text.splitlines()
+    assert not goes_on and lines[0] == "6 runs: 6 finished"
+    assert len(lines) == 5 and lines[-1] == "… and 4 more" and lines[2].split()[1] == "W_o"
+    assert len(status_screen(mini / "runs", 50)[0].splitlines()) == 8
 
 
 def losses_of(mini, arm):

@@ -201,7 +201,9 @@ def test_sweeps_with_other_baselines_or_keys_say_so(sweep, another):
 def test_sweeps_of_two_texts_or_two_losses_are_refused(sweep, another):
     folder = sweep()
     folder.fill(corpus_digest="dead" * 12, manifest={"corpus_digest": "dead" * 12})
-    with pytest.raises(ReportError, match=r"(?s)dead.*losses on different texts cannot be compared: make a table of each"):
+    with pytest.raises(
+        ReportError, match=r"(?s)dead.*losses on different texts cannot be compared: make a table of each"
+    ):
         build_table(folder.path, another.path)
     folder.fill()
     rate = {RATE: 3e-3}

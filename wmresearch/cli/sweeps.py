@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +22,34 @@ class TableFormat(enum.StrEnum):
 
 
 @app.command(epilog="Example: `wm status runs/quickstart`")
-def status(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")]) -> None:
-    """Each run of a sweep: state, step, loss, speed, time left."""
-    from wmresearch.reports.listings import status_listing
+def status(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A sweep's directory.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew until every run has ended.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next with --watch.")] = 2.0,
+) -> None:
+    """Each run of a sweep: state, step, loss, speed, time left. Stop `--watch` with Ctrl-C; the sweep goes on."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
-    sys.stdout.write(status_listing(directory))
+    from wmresearch.reports.listings import status_listing, status_screen
+
+    if not watch:
+        sys.stdout.write(status_listing(directory))
+        return
+    console, shown = Console(highlight=False), ""
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        while True:
+            text, goes_on = status_screen(directory, console.height - 1)
+            counts = text.partition("\n")[0]
+            if live is not None:
+                live.update(Text(text.rstrip(), no_wrap=True, overflow="ellipsis"), refresh=True)
+            elif counts != shown:  # into a file: a line where states have changed
+                console.print(counts, soft_wrap=True)
+            if not goes_on:
+                break
+            shown = counts
+            time.sleep(every)
 
 
 @app.command(epilog="Example: `wm table runs/quickstart --format tex`")

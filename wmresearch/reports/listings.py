@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,33 @@ from rich.table import Table
 from wmresearch.config import RunConfig
 from wmresearch.data import CorpusRow, symbols_of
 from wmresearch.reports.numbers import duration, flops, quantity
-from wmresearch.sweeps.store import settings_text, statuses
+from wmresearch.sweeps.store import ENDED, RunStatus, settings_text, statuses
 
 
 def status_listing(directory: Path) -> str:
     """Each run of a sweep: state, step, loss, speed, time left."""
+    return _listed(statuses(directory))
+
+
+_FIRST = ("running", "running (silent)", "failed", "diverged", "preempted", "pending", "finished")
+"""The order in which runs are shown where there is no room for all."""
+
+
+def status_screen(directory: Path, lines: int) -> tuple[str, bool]:
+    """How many runs are in which state, and as many runs as go into so many lines; and whether some may still go on."""
+    runs = sorted(statuses(directory), key=lambda run: _FIRST.index(run.state))
+    counts = Counter(run.state for run in runs)
+    said = ", ".join(f"{counts[state]} {state}" for state in _FIRST if counts[state])
+    text = [f"{len(runs)} runs: {said}", *_listed(runs).splitlines()]
+    if len(text) > max(lines, 4):
+        kept = text[: max(lines, 4) - 1]
+        text = [*kept, f"… and {len(text) - len(kept)} more"]
+    return "\n".join(text) + "\n", any(run.state not in ENDED for run in runs)
+
+
+def _listed(runs: Sequence[RunStatus]) -> str:
     columns = ("run", "arm", "settings", "seed", "role", "state", "step", "nats/token", "tokens/s", "time left")
     rows = []
-    runs = statuses(directory)
     tunes = any(run.role == "tune" for run in runs)
     for run in runs:
         left = run.seconds_left if run.state == "running" else None
