@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.sweeps.mini import write_sweep
 from tests.training.examples import config, tiny
-from wmresearch.sweeps import cohorts
+from wmresearch.sweeps import cohorts, slurm_job
 from wmresearch.sweeps.cohorts import side_by_side, units
 from wmresearch.sweeps.plan import make_plan
 from wmresearch.sweeps.store import read_plan, statuses, write_plan
@@ -24,6 +24,8 @@ def test_units_hold_each_run_once_and_leave_no_worker_idle(cohort_of, workers):
     assert Counter(run["run_id"] for unit in made for run in unit.runs) == Counter(run["run_id"] for run in runs)
     assert all(len({run["cohort"] for run in unit.runs}) == 1 for unit in made)
     assert len(made) >= min(workers, len(runs))
+    alone = [run | {"alone": True} for run in runs[:3]]
+    assert [unit.runs for unit in units(alone, 1)] == [(run,) for run in alone]
 
 
 def test_as_many_runs_are_side_by_side_as_fit(monkeypatch):
@@ -59,12 +61,20 @@ def test_a_cohort_trains_through_the_worker_and_stops_as_told(tmp_path):
     assert states == {2}
 
 
-def test_what_ran_out_of_memory_is_called_that(tmp_path):
-    """A batch whose logits no machine holds."""
+def test_what_ran_out_of_memory_is_called_that_and_tried_once_more_by_itself(tmp_path, monkeypatch):
+    """A model that no machine holds."""
     base = tiny(tmp_path / "text.txt")
-    base["data"]["batch_size"] = 2**27
-    file, directory = write_sweep(tmp_path, base=base, arms={"W_o": {}}, seeds=[0]), tmp_path / "runs"
+    base["model"] |= {"d_model": 2**18, "d_mlp": 2**20}
+    file, directory = write_sweep(tmp_path, base=base, arms={"W_o": {}}, seeds=[0, 1]), tmp_path / "runs"
     write_plan(directory, make_plan(file))
-    (run,) = read_plan(directory)["runs"]
-    answer = train_one(directory, "mini", run, StopRequest())
+    runs, tried = read_plan(directory)["runs"], []
+    answer = train_one(directory, "mini", runs[0], StopRequest())
     assert (answer["state"], answer["failure"]) == ("failed", "out_of_memory")
+
+    def counted(folder, sweep, group, *others, **more):
+        tried.append([run["seed"] for run in group])
+        train_together(folder, sweep, group, *others, **more)
+
+    monkeypatch.setattr(slurm_job, "train_together", counted)
+    assert set(slurm_job.SlurmJob(directory, "mini", tuple(runs), tries=3)().values()) == {"failed"}
+    assert tried == [[0, 1], [0], [1]], "together, then each by itself, once"

@@ -34,10 +34,10 @@ class Unit:
 
 
 def units(runs: Sequence[dict[str, Any]], workers: int) -> list[Unit]:
-    """The runs by cohort, in order; none so large that another worker would have nothing to do."""
+    """The runs by cohort, in order; none so large that another worker would have nothing to do. `alone`: by itself."""
     cohorts: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
-        cohorts[run.get("cohort", run["run_id"])].append(run)
+        cohorts[run["run_id"] if run.get("alone") else run.get("cohort", run["run_id"])].append(run)
     most = max(1, len(runs) // workers)
     return [Unit(tuple(cohort[i : i + most])) for cohort in cohorts.values() for i in range(0, len(cohort), most)]
 

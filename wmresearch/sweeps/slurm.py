@@ -100,7 +100,8 @@ class SlurmLauncher:
     """Submits what has no job, watches, and submits again what was lost, until all runs have ended.
 
     A run that fails by itself is not tried again. One whose job was cancelled or lost, or ran out of time or memory, is
-    submitted again, `TRIES` times without a new checkpoint; then it has failed, with the reason.
+    submitted again, `TRIES` times without a new checkpoint; then it has failed, with the reason. After a job ran out of
+    memory each of its runs has a job for itself.
     """
 
     def __init__(self, directory: Path, options: SlurmOptions) -> None:
@@ -141,7 +142,7 @@ class SlurmLauncher:
             if states is None:
                 self.note = "SLURM does not answer"
                 return False
-            lost: list[tuple[Run, str | None]] = []
+            lost: list[tuple[Run, str | None, bool]] = []
             waiting = False
             for run in runs:
                 record = records.get(run["run_id"])
@@ -149,11 +150,15 @@ class SlurmLauncher:
                 if state not in _OVER:
                     waiting = True
                 elif record is None or self._first:
-                    lost.append((run, None))
+                    lost.append((run, None, False))
                 elif RunDirectory(self._directory / run["run_id"]).state() != "failed":
-                    lost.append((run, self._reason(record["job"], state)))
+                    lost.append((run, self._reason(record["job"], state), state == "OUT_OF_MEMORY"))
             self._first = False
-            again = [run for run, reason in lost if stop.signal is None and self._may_start(run, reason, records)]
+            again = [
+                run | {"alone": alone}
+                for run, reason, alone in lost
+                if stop.signal is None and self._may_start(run, reason, records)
+            ]
             if again:
                 self._submit(executor, again, records)
             alive = [state for state in states.values() if state not in _OVER]

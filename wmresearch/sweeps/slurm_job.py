@@ -46,13 +46,21 @@ class SlurmJob:
 
     def _train(self, stop: StopRequest) -> dict[str, str]:
         states = {run["run_id"]: "preempted" for run in self.runs}
+        short: list[dict[str, Any]] = []  # of memory, beside others
         waiting, end = list(self.runs), time.monotonic() + BUSY_SECONDS
+
+        def answered(answer: dict[str, Any]) -> None:
+            states[answer["run_id"]] = answer["state"]
+            if answer.get("failure") == "out_of_memory" and len(self.runs) > 1:
+                short.extend(run for run in self.runs if run["run_id"] == answer["run_id"])
+
         while waiting and stop.signal is None:
-            answered = lambda answer: states.update({answer["run_id"]: answer["state"]})
             train_together(self.directory, self.sweep, waiting, answered, stop)
             waiting = [run for run in waiting if states[run["run_id"]] == "busy" and time.monotonic() < end]
             if waiting:
                 time.sleep(1.0)
+        for run in short:  # once more, each by itself
+            train_together(self.directory, self.sweep, [run], answered, stop, alone=True)
         return states
 
     def checkpoint(self) -> DelayedSubmission | None:
