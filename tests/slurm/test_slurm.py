@@ -154,7 +154,7 @@ def test_a_watcher_leaves_its_jobs_the_next_finds_them_and_a_time_limits_warning
 def test_a_job_of_several_runs_that_never_comes_further_is_given_up_with_its_last_words(engine, tmp_path):
     directory = tmp_path / "runs"
     write_plan(directory, make_plan(write_sweep(tmp_path)))
-    options = SlurmOptions(parallel=2, more=parameters_of(["slurm_setup=['echo no such module >&2', 'exit 3']"]))
+    options = SlurmOptions(parallel=1, more=parameters_of(["slurm_setup=['echo no such module >&2', 'exit 3']"]))
     launcher = SlurmLauncher(directory, options)
     assert launcher.run(lambda: None) and launcher.jobs() == []
     jobs = [records(directory)[run.run_id]["job"] for run in statuses(directory)]

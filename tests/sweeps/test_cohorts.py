@@ -61,20 +61,30 @@ def test_a_cohort_trains_through_the_worker_and_stops_as_told(tmp_path):
     assert states == {2}
 
 
-def test_what_ran_out_of_memory_is_called_that_and_tried_once_more_by_itself(tmp_path, monkeypatch):
-    """A model that no machine holds."""
+def test_what_ran_out_of_memory_is_called_that(tmp_path):
+    """A batch whose logits no machine holds."""
     base = tiny(tmp_path / "text.txt")
-    base["model"] |= {"d_model": 2**18, "d_mlp": 2**20}
-    file, directory = write_sweep(tmp_path, base=base, arms={"W_o": {}}, seeds=[0, 1]), tmp_path / "runs"
+    base["data"]["batch_size"] = 2**27
+    file, directory = write_sweep(tmp_path, base=base, arms={"W_o": {}}, seeds=[0]), tmp_path / "runs"
     write_plan(directory, make_plan(file))
-    runs, tried = read_plan(directory)["runs"], []
-    answer = train_one(directory, "mini", runs[0], StopRequest())
+    (run,) = read_plan(directory)["runs"]
+    answer = train_one(directory, "mini", run, StopRequest())
     assert (answer["state"], answer["failure"]) == ("failed", "out_of_memory")
 
-    def counted(folder, sweep, group, *others, **more):
-        tried.append([run["seed"] for run in group])
-        train_together(folder, sweep, group, *others, **more)
 
-    monkeypatch.setattr(slurm_job, "train_together", counted)
-    assert set(slurm_job.SlurmJob(directory, "mini", tuple(runs), tries=3)().values()) == {"failed"}
-    assert tried == [[0, 1], [0], [1]], "together, then each by itself, once"
+def test_a_slurm_job_tries_what_had_too_little_memory_together_once_more_by_itself(tmp_path, monkeypatch):
+    """As if two runs side by side were too many for the memory."""
+    file, directory = write_sweep(tmp_path, arms={"W_o": {}}), tmp_path / "runs"
+    write_plan(directory, make_plan(file))
+    runs, tried = tuple(read_plan(directory)["runs"]), []
+
+    def short_of_memory(folder, sweep, group, answer, stop, **more):
+        tried.append([run["seed"] for run in group])
+        if len(group) == 1:
+            return train_together(folder, sweep, group, answer, stop, **more)
+        for run in group:
+            answer({"run_id": run["run_id"], "state": "failed", "failure": "out_of_memory"})
+
+    monkeypatch.setattr(slurm_job, "train_together", short_of_memory)
+    assert set(slurm_job.SlurmJob(directory, "mini", runs, tries=3)().values()) == {"finished"}
+    assert tried == [[0, 1], [0], [1]]

@@ -76,7 +76,7 @@ def test_starting_it_again_trains_nothing_and_changes_nothing(tuned, tmp_path, c
     shutil.copytree(tuned, tmp_path / "again")
     directory = tmp_path / "again" / "runs"
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
-    code, out, _ = wm(capfd, "sweep", tmp_path / "again" / "sweep.yaml", "--dir", directory)
+    code, out, _ = wm(capfd, "sweep", tuned / "sweep.yaml", "--dir", directory)
     assert code == 0 and "12 of 12 runs finished" in out
     assert {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != ".lock"} == before
 
