@@ -81,9 +81,10 @@ def test_a_slurm_job_tries_what_had_too_little_memory_together_once_more_by_itse
     def short_of_memory(folder, sweep, group, answer, stop, **more):
         tried.append([run["seed"] for run in group])
         if len(group) == 1:
-            return train_together(folder, sweep, group, answer, stop, **more)
-        for run in group:
-            answer({"run_id": run["run_id"], "state": "failed", "failure": "out_of_memory"})
+            train_together(folder, sweep, group, answer, stop, **more)
+        else:
+            for run in group:
+                answer({"run_id": run["run_id"], "state": "failed", "failure": "out_of_memory"})
 
     monkeypatch.setattr(slurm_job, "train_together", short_of_memory)
     assert set(slurm_job.SlurmJob(directory, "mini", runs, tries=3)().values()) == {"finished"}
