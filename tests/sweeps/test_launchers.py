@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import threading
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.sweeps.mini import start_wm, trainings, wm, write_sweep
-from tests.training.examples import last_step, tiny, wait_until
+from tests.training.examples import TEXT, last_step, tiny, wait_until
+from wmresearch.data.corpora import prepared_corpora
 from wmresearch.reports.table import build_table
 from wmresearch.sweeps import launchers, worker
 from wmresearch.sweeps.launchers import LocalLauncher
@@ -41,6 +43,53 @@ def test_a_sweep_trains_all_of_its_runs_once_and_then_nothing(mini, copied, capf
     code, out, _ = wm(capfd, "sweep", file, "--dir", directory)
     assert code == 0 and "6 of 6 runs finished" in out
     assert {path: path.stat().st_mtime_ns for path in directory.glob("*/*") if path.name != ".lock"} == before
+
+
+def test_what_diverges_what_no_memory_holds_and_what_lost_its_text_are_marked_and_the_rest_finishes(
+    tmp_path, capfd, monkeypatch
+):
+    """A text that is not there from the start is refused at once: this one goes once the sweep is planned."""
+    monkeypatch.setenv("WMRESEARCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "gone.txt").write_text(TEXT[::-1])
+    arms = {
+        "plain": {},
+        "diverging": {"optimizer.learning_rate": 1e25, "optimizer.clip_norm": None},
+        "too large": {"data.batch_size": 2**27},
+        "without a text": {"data.corpus": {"kind": "text", "path": "gone.txt"}},
+        "low rank": {"model.head_output": {"kind": "factorized", "rank": 2}},
+    }
+    file, directory = write_sweep(tmp_path, base=offline(), arms=arms), tmp_path / "runs"
+
+    def lose():
+        wait_until(lambda: (directory / "sweep.json").exists())
+        (tmp_path / "gone.txt").unlink()
+        for corpus in prepared_corpora():
+            if corpus.name == "gone.txt":
+                shutil.rmtree(corpus.folder)
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    code, out, err = wm(capfd, "sweep", file, "--dir", directory)
+    loser.join()
+    assert code == 1 and "4 of 10 runs finished" in out and "Traceback" not in out + err
+    ended = {"plain": "finished", "low rank": "finished", "diverging": "diverged"}
+    assert states(directory) == {(arm, seed): ended.get(arm, "failed") for arm in arms for seed in (0, 1)}
+    reasons = {run.arm: run.reason for run in statuses(directory)}
+    assert str(tmp_path / "gone.txt") in reasons["without a text"]
+    assert "Unable to allocate" in reasons["too large"]
+    failures = {run.arm: RunDirectory(directory / run.run_id).summary()["failure"] for run in statuses(directory)}
+    assert (failures["too large"], failures["without a text"]) == ("out_of_memory", "bad_config")
+    rows = {row.arm: row for row in build_table(directory).rows}
+    assert {arm: (row.finished, row.flags) for arm, row in rows.items()} == {
+        "plain": (2, ()), "diverging": (0, ("diverged",)), "too large": (0, ("failed",)),
+        "without a text": (0, ("failed",)), "low rank": (2, ()),
+    }  # fmt: skip
+    assert rows["low rank"].delta.n == 2
+    code, out, _ = wm(capfd, "table", directory)
+    notes = [line for line in out.splitlines() if line.startswith("- Not counted of ")]
+    assert code == 0 and [note.split(": ")[0] for note in notes] == [
+        f"- Not counted of {arm}" for arm in ("diverging", "too large", "without a text")
+    ]
 
 
 def test_what_dies_fails_or_diverges_takes_nothing_else_with_it(tmp_path, capfd, monkeypatch):
