@@ -48,12 +48,13 @@ def quick_compilation(request):
     """Small programs are compiled much faster than they are optimized: here, and in processes that tests start.
 
     A module of tests that asks whether two programs give the same bits says `OPTIMIZED = True`: users' are optimized.
-    The processes that it starts have the users' flags too, which no process can change once JAX has begun.
+    With "processes" those that it starts have users' flags too, which no process can change once JAX has begun.
     """
     optimized = getattr(request.module, "OPTIMIZED", False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0" if optimized else "1")
-        patch.setenv("XLA_FLAGS", _USERS if optimized else _QUICK)
+        patch.setenv("XLA_FLAGS", _USERS if optimized == "processes" else _QUICK)
+        patch.delenv("WANDB_SERVICE", raising=False)  # of a run in this process: others start their own
         if "jax" in sys.modules:
             import jax
 

@@ -83,7 +83,11 @@ class Reader:
 
     def __init__(self, capfd, monkeypatch):
         self.capfd, self.monkeypatch = capfd, monkeypatch
-        self.environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+        self.environment = {
+            **os.environ,
+            "XLA_FLAGS": os.environ["XLA_FLAGS"].replace(EIGHT, ""),
+            "PYTHONPATH": str(ROOT),
+        }
         self.behind = []
         with socket.socket() as free:
             free.bind(("", 0))

@@ -8,7 +8,7 @@ from tests.training.examples import config, final_state, metrics_bytes, same, sa
 from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 
-OPTIMIZED = True
+OPTIMIZED = "processes"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.runs import killed_again_and_again, run_of
 
-OPTIMIZED = True
+OPTIMIZED = "processes"
 
 
 @pytest.mark.parametrize("kind", ["penalties", "ranks"])

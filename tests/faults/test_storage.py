@@ -11,7 +11,7 @@ from tests.training.examples import saved_steps
 from wmresearch.training.checksums import damage
 from wmresearch.training.files import read_json
 
-OPTIMIZED = True
+OPTIMIZED = "processes"
 FULL = "No space left on device ("
 CASES = [
     ("full", "log", FULL),

@@ -53,7 +53,7 @@ def start(tmp_path):
             address = f"localhost:{free.getsockname()[1]}"
         script = Path(__file__).parent / "one_process.py"
         command = [sys.executable, script, "train", file, "--dir", folder, "--coordinator", address]
-        own = {"PYTHONPATH": str(Path.cwd()), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+        own = {"PYTHONPATH": str(Path.cwd()), "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("count=8", "count=2")}
         for process in (0, 1):
             environment = os.environ | own | {"ROWS": str(tmp_path / f"rows{process}")}
             environment |= {"FAILS": "yes"} if process == failing else {}

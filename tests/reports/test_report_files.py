@@ -20,7 +20,6 @@ from wmresearch.reports.figures_sweep import FIGURES, draw_figures
 from wmresearch.reports.page import build_page
 from wmresearch.reports.page_data import page_data
 from wmresearch.reports.page_files import write_report
-from wmresearch.reports.page_tables import sort_key
 from wmresearch.reports.records import ReportError
 from wmresearch.training.run_directory import RunDirectory
 
@@ -235,17 +234,6 @@ def test_curves_read_what_a_run_directory_wrote(tmp_path):
 def test_the_pareto_front():
     points = [(3, 1.0), (1, 2.0), (2, 2.0), (1, 3.0), (4, 1.0), (5, 0.5)]
     assert pareto(points) == [(1, 2.0), (3, 1.0), (5, 0.5)]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1.8832 ± 0.0031", 1.8832), ("−0.005 ± 0.024", -0.005), ("827,392", 827392.0), ("5.10 MFLOP", 5.1e6),
-        ("+0.2 (2 pairs)", 0.2), ("3/3", 3.0), ("–", None), ("baseline", None), ("12,300", 12300.0),
-    ],
-)  # fmt: skip
-def test_cells_are_sorted_by_their_number(text, value):
-    assert sort_key(text) == (None if value is None else pytest.approx(value))
 
 
 def test_figures_of_found_ranks_learning_rates_and_cuts(sweep, monkeypatch):
