@@ -18,14 +18,16 @@ quickstart: setup ## The main job: set up, train the small sweep, print its tabl
 
 setup: $(STAMP) ## Makes .venv with everything in requirements.lock, and wm in it
 
+# Bytecode is compiled here: where PYTHONDONTWRITEBYTECODE is set, as in many containers, it would be at every start.
 # The stamp is older than a lock or pyproject that changed, and goes when .venv goes.
 $(STAMP): requirements.lock requirements.bootstrap.lock requirements.schemas.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory $(VENV)
 	@echo "Installing into $(VENV) (the first time takes a minute or two) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.bootstrap.lock
-	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(UV) pip install --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
 	@$(UV) pip install --python $(BIN)/python --require-hashes --no-deps -r requirements.schemas.lock
 	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q wmresearch
 	@touch $@
 	@echo "Ready: $(BIN)/wm --help"
 
