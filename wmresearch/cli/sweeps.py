@@ -28,15 +28,15 @@ def status(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds from one look to the next with --watch.")] = 2.0,
 ) -> None:
     """Each run of a sweep: state, step, loss, speed, time left. Stop `--watch` with Ctrl-C; the sweep goes on."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
     from wmresearch.reports.listings import status_listing, status_screen
 
     if not watch:
         sys.stdout.write(status_listing(directory))
         return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     console, shown = Console(highlight=False), ""
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:

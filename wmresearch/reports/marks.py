@@ -10,7 +10,7 @@ from wmresearch.reports.manifest import environment
 from wmresearch.reports.records import Record
 from wmresearch.reports.rows import Delta, Loss, Row
 from wmresearch.reports.statistics import CONFIDENCE, paired_difference
-from wmresearch.reports.together import agreed, different, found_ranks, values
+from wmresearch.reports.together import agreed, different, found_ranks, paired, values
 
 
 def marked(rows: Sequence[Row], groups: Sequence[Sequence[Record]], loss: Loss) -> list[Row]:
@@ -18,9 +18,7 @@ def marked(rows: Sequence[Row], groups: Sequence[Sequence[Record]], loss: Loss) 
 
     Rows in which a seed diverged or failed have no part in this: their means are over the seeds that survived.
     """
-    losses = [
-        {record.planned.seed: getattr(record.summary, loss) for record in group if record.finished} for group in groups
-    ]
+    finished = [[record for record in group if record.finished] for group in groups]
     means = [getattr(row, loss).mean if row.finished == row.planned > 1 else None for row in rows]
     known = [mean for mean in means if mean is not None]
     if len(known) < 2:
@@ -30,8 +28,7 @@ def marked(rows: Sequence[Row], groups: Sequence[Sequence[Record]], loss: Loss) 
     def mark(index: int) -> Literal["lowest", "not told apart"] | None:
         if index == best or means[index] is None:
             return "lowest" if index == best else None
-        shared = [seed for seed in losses[index] if seed in losses[best]]
-        found = paired_difference([losses[index][seed] for seed in shared], [losses[best][seed] for seed in shared])
+        found = paired_difference(*paired(finished[index], finished[best], loss))
         return "not told apart" if (found.p is not None and found.p >= 1 - CONFIDENCE) or found.mean == 0 else None
 
     return [replace(row, mark=mark(index)) for index, row in enumerate(rows)]

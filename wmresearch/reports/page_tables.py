@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from wmresearch.config import ConfigError, yaml_text
 from wmresearch.reports.columns import shown
 from wmresearch.reports.evidence import Evidence, Group
 from wmresearch.reports.figures_sweep import Made
 from wmresearch.reports.page_words import GOING_ON
 from wmresearch.reports.records import Record
+from wmresearch.reports.views import first_config
 
 _MOST_FAILURES = 200
 _TRACEBACK = 14
@@ -86,14 +86,8 @@ def _change(key: str, old: str, new: str) -> str:
 
 
 def _config(group: Group) -> dict[str, Any]:
-    for run in group.runs:
-        try:
-            data = yaml_text.read(run.folder / "config.yaml")
-        except (ConfigError, OSError):
-            continue
-        if isinstance(data, dict):
-            return yaml_text.flat({key: value for key, value in data.items() if key not in _NOT_COMPARED})
-    return {}
+    found = first_config(run.folder for run in group.runs)
+    return {key: value for key, value in found.items() if key.partition(".")[0] not in _NOT_COMPARED}
 
 
 def _value(config: Mapping[str, Any], key: str) -> str:

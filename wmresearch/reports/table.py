@@ -25,7 +25,7 @@ from wmresearch.reports.statistics import (
     resolvable_difference,
 )
 from wmresearch.reports.sweep_runs import SweepRuns, read_runs, refuse_mixed_corpora, tuning_states, varied_keys
-from wmresearch.reports.together import agreed, average, size, values, whole
+from wmresearch.reports.together import agreed, average, paired, size, values, whole
 from wmresearch.reports.views import Besides, arranged
 
 __all__ = ["FORMATS", "ReportError", "Row", "SweepRuns", "Table", "View", "build_table", "read_runs", "render"]
@@ -48,11 +48,8 @@ def build_table(*directories: Path, view: View = WHOLE) -> Table:
     for runs in sweeps:
         for arm, settings, group in _all_rows(runs):
             row = _whole_row(runs, arm, settings, group, loss, margin)
-            rows.append(
-                replace(
-                    row, sweep=runs.plan.name * (len(sweeps) > 1), extra=besides.of(runs.directory, group, settings)
-                )
-            )
+            extra = besides.of(runs.directory, group, settings)
+            rows.append(replace(row, sweep=runs.plan.name if len(sweeps) > 1 else "", extra=extra))
             groups.append(group)
     besides.refuse_unknown()
     rows = marked(flag_shared_runs(_corrected(rows), groups), groups, loss)
@@ -179,12 +176,8 @@ def _tasks(finished: Sequence[Record]) -> Tasks | None:
 def _delta(
     finished: Sequence[Record], baseline: Sequence[Record], loss: Loss, tested: bool, margin: float | None
 ) -> Delta:
-    by_seed = {record.planned.seed: record for record in baseline}
-    pairs = [(record.summary, by_seed[record.planned.seed].summary) for record in finished
-             if record.planned.seed in by_seed]  # fmt: skip
-    known = [pair for pair in ((getattr(own, loss), getattr(other, loss)) for own, other in pairs) if None not in pair]
-    found = paired_difference([own for own, _ in known], [other for _, other in known])
-    one, other = [own for own, _ in known], [other for _, other in known]
+    one, other = paired(finished, baseline, loss)
+    found = paired_difference(one, other)
     within = equivalence(one, other, margin).p if tested and margin is not None else None
     resolvable = resolvable_difference(found.sd, found.n) if found.sd else None
     return Delta(found.n, found.mean, found.low, found.high, found.p if tested else None, None, within, resolvable)

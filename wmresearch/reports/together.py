@@ -46,3 +46,10 @@ def average(finished: Sequence[Record], key: str) -> Estimate:
     """Over all finished runs, or over none: a mean over fewer seeds than the row's n would be read wrongly."""
     known = values(finished, key)
     return mean_interval(known if len(known) == len(finished) else [])
+
+
+def paired(own: Sequence[Record], other: Sequence[Record], key: str) -> tuple[list[Any], list[Any]]:
+    """What finished runs of two rows say under a key, seed by seed, where both say something."""
+    ours, theirs = ({run.planned.seed: getattr(run.summary, key) for run in runs} for runs in (own, other))
+    seeds = [seed for seed, value in ours.items() if value is not None and theirs.get(seed) is not None]
+    return [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]

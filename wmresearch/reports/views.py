@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -40,7 +41,7 @@ class Besides:
         """
         wanted = [name for name in self._names if name not in settings]
         folders = [RunDirectory(directory / record.planned.run_id) for record in group]
-        config = _config(folders) if any("." in name for name in wanted) else {}
+        config = first_config(folder.path for folder in folders) if any("." in name for name in wanted) else {}
         ended = [folder for folder, record in zip(folders, group, strict=True) if record.finished]
         measured = [_measured(folder) for folder in ended] if any("." not in name for name in wanted) else []
         self._offered |= {*config, *settings}.union(*measured)
@@ -85,13 +86,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _config(folders: Sequence[RunDirectory]) -> dict[str, Any]:
+def first_config(folders: Iterable[Path]) -> dict[str, Any]:
     """The first config that can be read, key by key: runs of a row differ in their seed alone."""
     for folder in folders:
-        try:
-            return yaml_text.flat(yaml_text.read(folder.config_file))
-        except ConfigError:
-            continue
+        with suppress(ConfigError):
+            data = yaml_text.read(RunDirectory(folder).config_file)
+            if isinstance(data, dict):
+                return yaml_text.flat(data)
     return {}
 
 
