@@ -1,6 +1,6 @@
 """Runs an hour: 16 runs as a sweep, whose cohort shares one program, against 16 `wm train` processes.
 
-    python benchmarks/sweeps.py [--size tiny base] [--rounds N] [--out benchmarks/results/sweeps.md]
+    python benchmarks/sweeps.py [--size tiny small base] [--rounds N] [--out benchmarks/results/sweeps.md]
 
 4 learning rates × 4 seeds. The processes are started as many at a time as there are cores, and all share a compilation
 cache; each way begins with an empty one in each round. W&B offline and checkpoints are included. Ways take turns.
@@ -30,7 +30,8 @@ from wmresearch.training.run_directory import RunDirectory
 
 SIZES: dict[str, tuple[dict[str, int], int, int]] = {
     "smallest": ({"d_model": 16, "n_layers": 1, "n_heads": 2, "context": 16}, 4, 20),
-    "tiny": ({"d_model": 64, "n_layers": 2, "n_heads": 4, "context": 32}, 8, 300),
+    "tiny": ({"d_model": 32, "n_layers": 2, "n_heads": 4, "context": 32}, 8, 300),
+    "small": ({"d_model": 64, "n_layers": 2, "n_heads": 4, "context": 32}, 8, 300),
     "base": ({"d_model": 128, "n_layers": 2, "n_heads": 4, "context": 64}, 16, 300),
 }
 RATES, SEEDS = [1e-3, 2e-3, 4e-3, 8e-3], [0, 1, 2, 3]
@@ -109,7 +110,7 @@ def breakdown(plan: Plan, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", nargs="+", choices=SIZES, default=["tiny", "base"])
+    parser.add_argument("--size", nargs="+", choices=SIZES, default=["tiny", "small", "base"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
     options = parser.parse_args()

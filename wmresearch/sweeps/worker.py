@@ -84,6 +84,8 @@ def _train_group(
     """Trains runs on as many threads as are side by side; on accelerators each thread has a device."""
     import jax
 
+    import wmresearch.training.loop  # noqa: F401, before there are threads that would import it at once
+
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for run in runs:
         waiting.put(run)

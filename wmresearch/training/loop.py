@@ -76,11 +76,12 @@ def train(
         FailedAmongOthersError: anything else, where there are several processes.
     """
     prepare_runtime(config)
+    programs = programs or Shared()
     if group is not None:
         connect(group, wait_seconds)
     report = report if is_first() else lambda _: None
     started = time.monotonic()
-    corpus = unanimous(lambda: _corpus(config, report))
+    corpus = unanimous(lambda: programs.read(lambda: _corpus(config, report)))
     stream = training_stream(config, corpus)
     identity = run_id(config, corpus.digest)
     labels = labels or RunLabels(identity)
@@ -100,7 +101,7 @@ def train(
             own = RunDirectory(Path(held.enter_context(tempfile.TemporaryDirectory())))
         (own.path / "error.txt").unlink(missing_ok=True)
         recorder = Recorder(config, own, labels, report, done.get("wall_seconds") or 0.0)
-        run = _Run(config, own, shared, labels, corpus, stream, recorder, programs or Shared())
+        run = _Run(config, own, shared, labels, corpus, stream, recorder, programs)
         held.enter_context(failing_together(lambda reason: shared.write_failure(labels, config, reason, "error")))
         try:
             with nullcontext(stop) if stop else stop_on_signal() as stop:

@@ -12,7 +12,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from wmresearch.training.stage import Stage
 
 Batching = Literal["map", "vmap"]
+T = TypeVar("T")
 
 
 class Shared:
@@ -32,7 +33,7 @@ class Shared:
 
     def __init__(self, runs: int = 1, side_by_side: int = 1, batching: Batching = "map") -> None:
         self.runs, self.side_by_side, self.batching = runs, side_by_side, batching
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self.stages: dict[Any, Stage] = {}
         self._abreast: list[Abreast] = []
         self._left = 0
@@ -48,6 +49,14 @@ class Shared:
                 self.stages[key] = self._compiled_once(make())
         found = self.stages[key]
         return replace(found, program=replace(found.program, config=config))
+
+    def read(self, load: Callable[[], T]) -> T:
+        """What is loaded, by one run at a time.
+
+        TFDS replaces Python's import while it is imported: what another thread imports then may be of no use to it.
+        """
+        with self._reading:
+            return load()
 
     def leave(self) -> None:
         """A run has ended: no other waits for it."""
