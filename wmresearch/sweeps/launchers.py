@@ -57,9 +57,9 @@ class LocalLauncher:
         with stop_on_signal() as self._stop:
             for thread in threads:
                 thread.start()
-            while any(thread.is_alive() for thread in threads):
+            while alive := [thread for thread in threads if thread.is_alive()]:
                 watch()
-                time.sleep(POLL_SECONDS)
+                alive[0].join(POLL_SECONDS)
                 if self._stop.signal is not None:
                     for worker in list(self._workers):
                         worker.terminate()

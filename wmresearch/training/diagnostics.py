@@ -18,7 +18,7 @@ from wmresearch.config import RunConfig
 from wmresearch.config.optimizer import AdamWConfig
 from wmresearch.config.traced import with_numbers
 from wmresearch.head_output.dynamic_rank import DynamicRank
-from wmresearch.head_output.weights import Params
+from wmresearch.head_output.weights import Params, quickly
 from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Transformer
 from wmresearch.training.optimizers import decay_rates, is_zero
@@ -31,7 +31,7 @@ Diagnostics = dict[str, np.ndarray]
 
 def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics]:
     """`make_measure`, compiled, its results on the host."""
-    compiled = jax.jit(make_measure(transformer))
+    compiled = jax.jit(make_measure(transformer), compiler_options=quickly(jax.default_backend()))
     return lambda params: jax.tree.map(np.asarray, compiled(params))
 
 
