@@ -25,7 +25,7 @@ from train_step import VOCAB, measure, our_config, ours
 from wmresearch.config.model import ModelConfig
 from wmresearch.head_output import make_head_output
 from wmresearch.head_output.orders import query_blocks
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import abstract_params, initialize
 from wmresearch.model.cost import TRAINING_FACTOR, model_cost
 
 SHAPE = {"d_model": 512, "n_layers": 2, "n_heads": 8, "context": 512, "batch": 4}
@@ -102,7 +102,7 @@ def compiled_flops(model: ModelConfig) -> float:
 
     module = Attention(model)
     graph, _ = nnx.split(module)
-    params = jax.eval_shape(lambda: initialize(module, jax.random.key(0)))
+    params = abstract_params(module)
     x = jax.ShapeDtypeStruct((SHAPE["batch"], SHAPE["context"], SHAPE["d_model"]), jnp.float32)
     loss = lambda params, x: jnp.square(nnx.merge(graph, params)(x)).mean()
     return jax.jit(jax.grad(loss, argnums=(0, 1), allow_int=True)).lower(params, x).cost_analysis()["flops"]

@@ -30,7 +30,7 @@ from wmresearch.training.run_directory import RunDirectory
 
 SIZES: dict[str, tuple[dict[str, int], int, int]] = {
     "smallest": ({"d_model": 16, "n_layers": 1, "n_heads": 2, "context": 16}, 4, 20),
-    "tiny": ({"d_model": 32, "n_layers": 2, "n_heads": 4, "context": 32}, 8, 300),
+    "tiny": ({"d_model": 32, "n_layers": 1, "n_heads": 4, "context": 32}, 8, 300),
     "small": ({"d_model": 64, "n_layers": 2, "n_heads": 4, "context": 32}, 8, 300),
     "base": ({"d_model": 128, "n_layers": 2, "n_heads": 4, "context": 64}, 16, 300),
 }

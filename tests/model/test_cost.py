@@ -8,7 +8,7 @@ from tests.model.counting import compiled_product_flops, product_flops
 from wmresearch.config import load_run
 from wmresearch.config.head_output import DenseConfig, FactorizedConfig, KroneckerConfig, StandardConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output.weights import count, initialize
+from wmresearch.head_output.weights import abstract_params, count, initialize
 from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.model.cost import head_output_weights, model_cost
 from wmresearch.training.step import make_loss
@@ -47,7 +47,7 @@ def test_flops_are_those_of_the_matrix_products_in_a_training_step(changes):
     model = config(**changes)
     transformer = Transformer(model, 50)
     apply = make_apply(transformer, "float32")
-    params = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+    params = abstract_params(transformer)
     tokens = jax.ShapeDtypeStruct((2, model.context), jnp.int32)
     loss = lambda params, tokens: jnp.sum(apply(params, tokens))
     program = jax.make_jaxpr(jax.grad(loss))(params, tokens)
@@ -64,7 +64,7 @@ def test_flops_are_those_of_the_compiled_training_step(head_output):
     model = config(context=128, head_output=head_output)
     transformer = Transformer(model, 50)
     loss = make_loss(make_nats(transformer, "float32"))
-    params = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+    params = abstract_params(transformer)
     tokens = jax.ShapeDtypeStruct((2, model.context + 1), jnp.int32)
     step = jax.jit(jax.value_and_grad(loss, has_aux=True))
     users = {"xla_cpu_use_fusion_emitters": True}

@@ -7,7 +7,7 @@ import pytest
 
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.training import ExecutionConfig
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import abstract_params
 from wmresearch.model import Transformer, make_nats
 from wmresearch.model.layers import normalize
 from wmresearch.model.mixing import attention, of_equal_widths
@@ -36,7 +36,7 @@ def loss_and_gradient(head_output, **execution):
     )  # fmt: skip
     transformer = Transformer(model, VOCAB, ExecutionConfig(**execution))
     draw = np.random.default_rng(0)
-    abstract = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+    abstract = abstract_params(transformer)
     params = jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0.1, 0.3, leaf.shape)), abstract)
     tokens = jnp.asarray(draw.integers(0, VOCAB, (3, 7)))
     nats = make_nats(transformer, "float64")

@@ -11,7 +11,7 @@ from flax import nnx
 from wmresearch.config.head_output import FactorizedConfig, StandardConfig
 from wmresearch.config.model import LearnedPositions, ModelConfig, RotaryPositions
 from wmresearch.head_output.orders import QUERY_BLOCK
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import abstract_params
 from wmresearch.model import Transformer, make_apply
 from wmresearch.model.attention import Attention
 from wmresearch.model.layers import rotate
@@ -38,7 +38,7 @@ def model_config(**changes):
 
 def randomized(module, seed=0):
     """Parameters that are all random, biases and gains too, so that no term can hide behind a zero."""
-    abstract = jax.eval_shape(lambda: initialize(module, jax.random.key(seed)))
+    abstract = abstract_params(module)
     draw = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: 0.3 * draw.standard_normal(leaf.shape) + 0.1, abstract)
 

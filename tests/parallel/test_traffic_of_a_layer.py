@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.head_output.test_orders import SETTINGS
 from tests.parallel.examples import BATCH, VOCAB, arrangement_of, model, transformer_of
-from wmresearch.head_output.weights import about, initialize, join, split
+from wmresearch.head_output.weights import about, abstract_params, join, split
 from wmresearch.parallel.collectives import read_collectives
 from wmresearch.parallel.devices import ManualDevices, ShardedDevices
 from wmresearch.parallel.nats import spread
@@ -35,7 +35,7 @@ class Layer:
         )
         at_once = 1 if implementation == "shard_map" else devices
         module = part(spread(transformer, arrangement.placement, exchange, at_once).blocks[0])
-        params = jax.eval_shape(lambda: arrangement.arrange(initialize(transformer, jax.random.key(0))))
+        params = jax.eval_shape(arrangement.arrange, abstract_params(transformer))
         specs = arrangement.specs(params)
         trained = about(transformer, lambda _, param: param.trainable)
         self.params, specs, trained = (part(Attributes(tree["blocks"][0])).tree for tree in (params, specs, trained))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.training.examples import config
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import abstract_params
 from wmresearch.training.program import make_program
 from wmresearch.training.step import Given
 
@@ -23,7 +23,7 @@ def program(**changes):
 def drawn(program, scale=0.3, seed=0):
     """Parameters that are all random, so that no term hides behind a zero or a one."""
     draw = np.random.default_rng(seed)
-    abstract = jax.eval_shape(lambda: initialize(program.transformer, jax.random.key(0)))
+    abstract = abstract_params(program.transformer)
     return jax.tree.map(lambda leaf: jnp.asarray(scale * draw.standard_normal(leaf.shape), leaf.dtype), abstract)
 
 

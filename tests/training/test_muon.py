@@ -15,7 +15,7 @@ from tests.head_output.test_orders import CASES, NAMES, layer
 from tests.training.examples import config
 from tests.training.programs import DOUBLE, FAST_TO_COMPILE, drawn, flat, program
 from wmresearch.config.optimizer import MuonConfig
-from wmresearch.head_output.weights import declared, initialize, split
+from wmresearch.head_output.weights import abstract_params, declared, split
 from wmresearch.training.loop import train
 from wmresearch.training.optimizers import make_optimizer, muon_shape_factors
 from wmresearch.training.parameters import parameter_facts, trained
@@ -149,7 +149,7 @@ def test_every_kind_of_head_output_takes_a_step(kind, setting, heads):
     """Finite, of the same shapes and types."""
     module = nnx.List([layer(kind, setting).head_output])
     optimizer = make_optimizer(MuonConfig(learning_rate=0.1, heads=heads), 4, parameter_facts(module))
-    abstract = jax.eval_shape(lambda: initialize(module, jax.random.key(0)))
+    abstract = abstract_params(module)
     draw = np.random.default_rng(0)
     drawn = jax.tree.map(lambda leaf: draw.standard_normal(leaf.shape), split(abstract, trained(module))[0])
 

@@ -11,7 +11,7 @@ import pytest
 from tests.training.programs import batch, drawn, program, state_at
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig, ConstantSchedule, CosineSchedule, LinearSchedule
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import abstract_params
 from wmresearch.model import Transformer
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import ParameterFacts, parameter_facts
@@ -113,7 +113,7 @@ def test_momentum_in_bfloat16_leaves_the_second_moment_as_it_is(kind):
 def test_without_a_gradient_only_weight_decay_moves_and_only_matrices():
     model = ModelConfig(d_model=8, n_layers=1, n_heads=2, context=4, bias=True, param_dtype="float64")
     transformer, draw = Transformer(model, 11), np.random.default_rng(0)
-    abstract = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+    abstract = abstract_params(transformer)
     params = jax.tree.map(lambda leaf: jnp.asarray(draw.standard_normal(leaf.shape)), abstract)
     config = AdamWConfig(learning_rate=0.1, weight_decay=0.5, schedule=ConstantSchedule())
     optimizer = make_optimizer(config, 1, parameter_facts(transformer))

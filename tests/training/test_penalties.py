@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from tests.training.examples import config
 from wmresearch.algebra import FactoredMatrix, penalties
 from wmresearch.config.penalty import Penalty
-from wmresearch.head_output.weights import initialize, join
+from wmresearch.head_output.weights import abstract_params, join
 from wmresearch.model import Transformer, make_nats
 from wmresearch.model.maps import make_maps
 from wmresearch.training.optimizers import make_optimizer, make_schedule
@@ -52,7 +52,7 @@ def model(text):
 
 def parts(chosen):
     transformer = Transformer(chosen.model, 31)
-    abstract = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+    abstract = abstract_params(transformer)
     draw = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * draw.standard_normal(leaf.shape)), abstract)
     return transformer, params

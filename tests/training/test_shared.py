@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -133,3 +135,18 @@ def test_numbers_are_what_programs_are_given(text):
     ]
     keys = {program_key(config(text, **(PENALIZED | change))) for change in changes}
     assert len(keys) == len(changes) and program_key(one) not in keys
+
+
+def test_runs_read_their_texts_one_at_a_time():
+    shared, inside, most = Shared(3, 3), [], []
+
+    def load(name):
+        inside.append(name)
+        time.sleep(0.01)
+        most.append(len(inside))
+        inside.remove(name)
+        return name
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda name: shared.read(lambda: load(name)), "abc")) == list("abc")
+    assert most == [1, 1, 1]

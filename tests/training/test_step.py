@@ -10,7 +10,7 @@ import pytest
 from tests.training.examples import same
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.optimizer import AdamWConfig, CosineSchedule
-from wmresearch.head_output.weights import initialize
+from wmresearch.head_output.weights import abstract_params
 from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.training.optimizers import make_optimizer, make_schedule
 from wmresearch.training.parameters import ParameterFacts
@@ -42,7 +42,7 @@ class RealModel:
         self.apply = jax.jit(make_apply(self.transformer, "float64"))
         nats = make_nats(self.transformer, "float64")
         self.loss, self.evaluate = jax.jit(make_loss(nats)), make_evaluate(nats)
-        abstract = jax.eval_shape(lambda: initialize(self.transformer, jax.random.key(0)))
+        abstract = abstract_params(self.transformer)
         draw = np.random.default_rng(1)
         self.params = jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0.1, 0.2, leaf.shape)), abstract)
         self.tokens = jnp.asarray(draw.integers(0, VOCAB, (BATCH, CONTEXT + 1)), jnp.int32)

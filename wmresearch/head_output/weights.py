@@ -174,7 +174,8 @@ def initialize(module: nnx.Module, key: PRNGKeyArray) -> Params:
     values in every parameter they share by name and shape, whatever else they hold. One small program is compiled for
     each distinct shape, not one large program for the model.
     """
-    drawn = _drawn if isinstance(key, jax.core.Tracer) else _draw(jax.default_backend())
+    traced = isinstance(key, jax.core.Tracer)
+    drawn: Callable[..., Array] = _drawn if traced else _draw(jax.default_backend())
 
     def draw(path: tuple[Any, ...], param: nnx.Variable) -> Array:
         abstract = param.get_raw_value()
@@ -200,6 +201,11 @@ def quickly(platform: str) -> dict[str, bool | int] | None:
     time. First parameters keep their bits.
     """
     return {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1} if platform == "cpu" else None
+
+
+def abstract_params(module: nnx.Module) -> Params:
+    """Shape and type of each parameter, as `jax.eval_shape` of `initialize` would have them; nothing is traced."""
+    return about(module, lambda _, param: param.get_raw_value())
 
 
 def about(module: nnx.Module, of: Callable[[str, nnx.Variable], Any]) -> Params:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-
 from wmresearch.config import ConfigError, Problem, RunConfig
 from wmresearch.config.model import ModelConfig
 from wmresearch.config.training import ParallelConfig
 from wmresearch.data import TokenizedCorpus, load_corpus
-from wmresearch.head_output.weights import Params, initialize
+from wmresearch.head_output.weights import Params, abstract_params
 from wmresearch.model import Transformer
 from wmresearch.training.checkpoints import open_checkpoints
 from wmresearch.training.program import make_program
@@ -70,6 +68,6 @@ def open_run(path: Path, step: int | None = None) -> TrainedRun:
         step = steps[-1] if step is None else step
         model = model_at(config.model, directory.ranks(), step)
         transformer = Transformer(model, corpus.tokenizer.vocab_size)
-        like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+        like = abstract_params(transformer)
         params = checkpoints.restore_params(like, step)
     return TrainedRun(str(path), step, config, model, corpus, transformer, params)

@@ -18,7 +18,7 @@ from wmresearch.config.optimizer import MuonConfig
 from wmresearch.config.penalty import ProximalPenaltyConfig
 from wmresearch.config.traced import numbers, with_numbers
 from wmresearch.data import Stream
-from wmresearch.head_output.weights import Params, declared, initialize
+from wmresearch.head_output.weights import Params, abstract_params, declared, initialize
 from wmresearch.model import Transformer, make_apply, make_nats
 from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Apply, Nats
@@ -91,8 +91,7 @@ class Program:
 
     def state_like(self) -> TrainState:
         """Shapes and types of a state, by which one is restored."""
-        key = jax.random.key(0)
-        return jax.eval_shape(lambda: self.state_at(initialize(self.transformer, key)))
+        return jax.eval_shape(self.state_at, abstract_params(self.transformer))
 
     def state_at(self, params: Params) -> TrainState:
         """The state of a run that starts at these parameters."""

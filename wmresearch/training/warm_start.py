@@ -17,7 +17,7 @@ from wmresearch.config.head_output import FactorizedConfig
 from wmresearch.config.model import LearnedPositions, ModelConfig
 from wmresearch.config.validation import shown
 from wmresearch.head_output.base import LowRankOutput
-from wmresearch.head_output.weights import Params, initialize, join
+from wmresearch.head_output.weights import Params, abstract_params, join
 from wmresearch.model.maps import at_least_float32
 from wmresearch.model.transformer import Transformer
 from wmresearch.training.checkpoints import open_checkpoints
@@ -38,7 +38,7 @@ class _Source:
         return Transformer(self.config.model.model_copy(update={"param_dtype": param_dtype}), vocab_size)
 
     def params(self, transformer: Transformer) -> Params:
-        like = jax.eval_shape(lambda: initialize(transformer, jax.random.key(0)))
+        like = abstract_params(transformer)
         with open_checkpoints(self.directory.checkpoints) as checkpoints:
             return checkpoints.restore_params(like, self.step)
 
