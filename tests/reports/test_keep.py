@@ -1,6 +1,7 @@
 """Tables that are kept: made again from what lies beside them, they are the same."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_committed_tables_are_made_again_from_what_lies_beside_them(folder):
     for form in FORMATS:
         assert (folder / f"table.{form}").read_text(encoding="utf-8") == render(table, form)
     assert json.loads((folder / "manifest.json").read_text()) == table.manifest
+
+
+def test_what_results_say_they_were_made_from_is_committed():
+    """A folder that git ignores is there for whoever made it, and for nobody else."""
+    assert KEPT
+    files = [file for folder in KEPT for file in (folder / "runs").rglob("*") if file.is_file()]
+    asked = "\0".join(str(file.relative_to(RESULTS)) for file in files)
+    answer = subprocess.run(
+        ["git", "check-ignore", "-z", "--stdin"], cwd=RESULTS, input=asked, capture_output=True, text=True
+    )
+    assert answer.stdout == ""
 
 
 def test_what_was_kept_makes_the_same_table(tmp_path):

@@ -32,8 +32,9 @@ def finding(text, method="energy", **changes):
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
+    """Saved every 5 steps, which no result depends on: those that are compared with it are saved otherwise."""
     path = tmp_path_factory.mktemp("ranks") / "whole"
-    return finding(text), train(finding(text), path), path
+    return finding(text), train(finding(text, training__checkpoint_every=5, training__keep=4), path), path
 
 
 def test_a_run_says_what_ranks_it_found(finished):
@@ -110,11 +111,9 @@ def test_a_stage_compiles_once_and_again_only_for_other_buckets(finished, text, 
     assert len(stages.shared.stages) == 2
 
 
-def test_a_checkpoint_of_each_step_opens_as_it_was(text, tmp_path):
-    chosen = finding(text, training__checkpoint_every=5, training__keep=4)
-    train(chosen, tmp_path)
+def test_a_checkpoint_of_each_step_opens_as_it_was(finished):
     for step, total in ((5, 32), (10, None), (15, 11), (20, 11)):
-        run = open_run(tmp_path, step)
+        run = open_run(finished[2], step)
         ranks = run.model.head_output.all_ranks(run.model)
         assert total in (None, sum(map(sum, ranks)))
         assert run.params["blocks"][0]["attention"]["head_output"]["factor_a"].shape[0] == 16

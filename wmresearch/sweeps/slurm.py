@@ -145,19 +145,20 @@ class SlurmLauncher:
             lost: list[tuple[Run, str | None, bool]] = []
             waiting = False
             for run in runs:
-                record = records.get(run["run_id"])
-                state = "" if record is None else states.get(record["job"], "")
+                record = records.get(run["run_id"], {})
+                state = states.get(record.get("job", ""), "")
+                alone = state == "OUT_OF_MEMORY" or record.get("alone", False)
                 if state not in _OVER:
                     waiting = True
-                elif record is None or self._first:
-                    lost.append((run, None, False))
+                elif not record or self._first:
+                    lost.append((run, None, alone))
                 elif RunDirectory(self._directory / run["run_id"]).state() != "failed":
-                    lost.append((run, self._reason(record["job"], state), state == "OUT_OF_MEMORY"))
+                    lost.append((run, self._reason(record["job"], state), alone))
             self._first = False
             again = [
                 run | {"alone": alone}
                 for run, reason, alone in lost
-                if stop.signal is None and self._may_start(run, reason, records)
+                if stop.signal is None and self._may_start(run, reason, records, alone=alone)
             ]
             if again:
                 self._submit(executor, again, records)
@@ -166,7 +167,7 @@ class SlurmLauncher:
             self.note = f"jobs: {', '.join(counts)}" if counts else ""
             return not lost and not waiting
 
-    def _may_start(self, run: Run, reason: str | None, records: dict[str, Any]) -> bool:
+    def _may_start(self, run: Run, reason: str | None, records: dict[str, Any], *, alone: bool) -> bool:
         """Makes a run ready for a new job, with `reason` if it lost one; where that was its last try it has failed."""
         folder = RunDirectory(self._directory / run["run_id"])
         with suppress(RunBusyError), folder.locked():  # where somebody is at it, it is alive
@@ -182,7 +183,7 @@ class SlurmLauncher:
                 return False
             said = reason and f"{reason}; submitted again, try {tries} of {TRIES}"
             write_json(folder.path / "summary.json", summary | {"state": "pending", "reason": said})
-            records[run["run_id"]] = {"job": "", "saved": saved, "tries": tries}
+            records[run["run_id"]] = {"job": "", "saved": saved, "tries": tries, "alone": alone}
             return True
         return False
 
@@ -210,7 +211,9 @@ class SlurmLauncher:
             write_json(self._folder / "jobs.json", records)
 
     def _records(self) -> dict[str, Any]:
-        """Run → its newest job, what checkpoints held when that was submitted, and how often it was without more."""
+        """Run → its newest job, what checkpoints held when that was submitted, how often it was without more, and
+        whether it is to be alone in a job.
+        """
         return read_json(self._folder / "jobs.json") or {}
 
     def _reason(self, job: str, state: str) -> str:
