@@ -9,6 +9,7 @@ import pytest
 
 from tests.training.examples import config, final_state, same
 from wmresearch.config.traced import numbers, program_key, with_numbers
+from wmresearch.training import loop
 from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 from wmresearch.training.shared import Shared
@@ -137,16 +138,21 @@ def test_numbers_are_what_programs_are_given(text):
     assert len(keys) == len(changes) and program_key(one) not in keys
 
 
-def test_runs_read_their_texts_one_at_a_time():
+def test_runs_read_their_texts_one_at_a_time(text, tmp_path, monkeypatch):
     shared, inside, most = Shared(3, 3), [], []
 
-    def load(name):
-        inside.append(name)
+    def load(*given):
+        inside.append(given)
         time.sleep(0.01)
         most.append(len(inside))
-        inside.remove(name)
-        return name
+        inside.remove(given)
+        raise InterruptedError("read")
 
+    def start(name):
+        with pytest.raises(InterruptedError, match="read"):
+            train(config(text), tmp_path / name, programs=shared)
+
+    monkeypatch.setattr(loop, "load_corpus", load)
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda name: shared.read(lambda: load(name)), "abc")) == list("abc")
+        list(pool.map(start, "abc"))
     assert most == [1, 1, 1]

@@ -174,8 +174,8 @@ def initialize(module: nnx.Module, key: PRNGKeyArray) -> Params:
     values in every parameter they share by name and shape, whatever else they hold. One small program is compiled for
     each distinct shape, not one large program for the model.
     """
-    traced = isinstance(key, jax.core.Tracer)
-    drawn: Callable[..., Array] = _drawn if traced else _draw(jax.default_backend())
+    # the options of a program within another are refused
+    drawn: Callable[..., Array] = _drawn if isinstance(key, jax.core.Tracer) else _compiled_drawn()
 
     def draw(path: tuple[Any, ...], param: nnx.Variable) -> Array:
         abstract = param.get_raw_value()
@@ -192,15 +192,17 @@ def _drawn(key: PRNGKeyArray, own: Any, common: Any, init: Initializer, shape: t
 
 
 @cache
-def _draw(platform: str) -> Callable[..., Array]:
-    return jax.jit(_drawn, static_argnums=(3, 4, 5), compiler_options=quickly(platform))
+def _compiled_drawn() -> Callable[..., Array]:
+    return jax.jit(_drawn, static_argnums=(3, 4, 5), compiler_options=quickly())
 
 
-def quickly(platform: str) -> dict[str, bool | int] | None:
+def quickly() -> dict[str, bool | int] | None:
     """Options of `jax.jit` for what is called seldom: XLA on CPUs optimizes it less, in a third to two thirds of the
     time. First parameters keep their bits.
     """
-    return {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1} if platform == "cpu" else None
+    if jax.default_backend() != "cpu":
+        return None
+    return {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 
 
 def abstract_params(module: nnx.Module) -> Params:

@@ -31,7 +31,7 @@ Diagnostics = dict[str, np.ndarray]
 
 def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics]:
     """`make_measure`, compiled, its results on the host."""
-    compiled = jax.jit(make_measure(transformer), compiler_options=quickly(jax.default_backend()))
+    compiled = jax.jit(make_measure(transformer), compiler_options=quickly())
     return lambda params: jax.tree.map(np.asarray, compiled(params))
 
 
