@@ -224,4 +224,4 @@ def test_a_cut_compiles_one_step_anew_and_no_other(text, tmp_path, monkeypatch):
     output = {"kind": "dynamic_rank", "rank": 4, "method": "uniform", "total_rank": 5, "fine_tune_steps": 2}
     summary = train(config(text, training__steps=6, model__head_output=output), tmp_path)
     assert (summary["state"], summary["total_rank"]) == ("finished", 5)
-    assert [stage.dispatch.__wrapped__._cache_size() for stage in made[-1].shared.stages.values()] == [1, 1]
+    assert [stage.dispatch.function._cache_size() for stage in made[-1].shared.stages.values()] == [1, 1]

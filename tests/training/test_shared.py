@@ -1,18 +1,23 @@
 """Runs trained together by one program: each is what it is alone."""
 
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from tests.training.examples import config, final_state, same
 from wmresearch.config.traced import numbers, program_key, with_numbers
+from wmresearch.data import load_corpus, training_stream
 from wmresearch.training import loop
 from wmresearch.training.interruption import StopRequest
 from wmresearch.training.loop import train
 from wmresearch.training.shared import Shared
+from wmresearch.training.stage import Stages
 
 PENALIZED = {
     "model__head_output": {"kind": "factorized", "rank": 3},
@@ -117,6 +122,55 @@ def test_a_member_that_diverges_or_is_done_takes_no_other_with_it(batching, text
     together = train_side_by_side(runs, tmp_path, Shared(4, 4, batching))
     assert [summary["state"] for summary in together] == ["finished", "diverged", "finished", "finished"]
     assert together[1]["failure"] == "diverged"
+
+
+@pytest.mark.parametrize("case", ["AdamW", "penalties", "found ranks", "exchanged masks"])
+def test_what_is_compiled_ahead_is_what_is_called(case, text):
+    run = config(text, **CASES[case], training__tasks=True, training__diagnostics=True)
+    corpus = load_corpus(run.data)
+    stage = Stages(run, corpus).of(run.model)
+    ahead = list(stage.ahead())
+    assert len(ahead) == 5 + (stage.test is not None)
+    for compile_one in ahead:
+        compile_one()
+    program = stage.program
+    given, tokens = program.given(), program.batches(training_stream(run, corpus), 0, 2, stage.room)
+    compiled = []
+
+    def listen(event, _, fun_name="", **about):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(fun_name)
+
+    def noticed(x):
+        return x + 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    state, _ = stage.dispatch(program.start(), tokens, 2, given)
+    for score in (stage.measure, stage.validate, stage.test):
+        assert score is None or score(state.params)
+    stage.decay(state, given.numbers)
+    stage.tasks(state.params, 0)
+    jax.jit(noticed)(state.step)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert "jit(noticed)" in compiled
+    assert not [name for name in compiled if re.search(r"dispatch|measure|evaluate|batches", name)]
+
+
+def test_a_cohort_that_is_over_compiles_no_more_ahead():
+    shared, done, go_on = Shared(2, 2), [], threading.Event()
+
+    def first():
+        done.append("first")
+        go_on.wait()
+
+    stage = SimpleNamespace(ahead=lambda: iter([first, lambda: done.append("second")]))
+    shared.compile_ahead(stage)
+    shared.close()
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "ahead":
+            thread.join()
+    assert done == ["first"]
 
 
 def test_numbers_are_what_programs_are_given(text):

@@ -109,6 +109,7 @@ def _train_group(
         thread.start()
     for thread in threads:
         thread.join()
+    programs.close()
 
 
 def train_one(

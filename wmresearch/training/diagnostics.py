@@ -21,6 +21,7 @@ from wmresearch.head_output.dynamic_rank import DynamicRank
 from wmresearch.head_output.weights import Params, quickly
 from wmresearch.model.maps import make_maps
 from wmresearch.model.transformer import Transformer
+from wmresearch.training.ahead import Compiling, compile_for
 from wmresearch.training.optimizers import decay_rates, is_zero
 from wmresearch.training.parameters import parameter_facts
 from wmresearch.training.step import TrainState
@@ -29,10 +30,11 @@ Diagnostics = dict[str, np.ndarray]
 """Name → values `[layers, heads]`; `singular_values` `[layers, heads, r]`, `cosines` `[layers, heads, heads]`."""
 
 
-def make_diagnostics(transformer: Transformer) -> Callable[[Params], Diagnostics]:
+def make_diagnostics(transformer: Transformer) -> Compiling[[Params], Diagnostics]:
     """`make_measure`, compiled, its results on the host."""
     compiled = jax.jit(make_measure(transformer), compiler_options=quickly())
-    return lambda params: jax.tree.map(np.asarray, compiled(params))
+    measured = lambda params: jax.tree.map(np.asarray, compiled(params))
+    return Compiling(measured, lambda params: compile_for(compiled, params))
 
 
 def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array]]:
@@ -68,7 +70,7 @@ def make_measure(transformer: Transformer) -> Callable[[Params], dict[str, Array
 
 def effective_decay(
     config: RunConfig, transformer: Transformer
-) -> Callable[[TrainState, Mapping[str, Any]], Diagnostics]:
+) -> Compiling[[TrainState, Mapping[str, Any]], Diagnostics]:
     """`lambda_eff` `[layers]`, wd · √v̂ of each layer's head output, the mean over its decayed entries; of AdamW alone.
 
     Decoupled decay of entry p acts as a penalty of gradient λ_eff · p would in Adam, whose steps are divided by √v̂: so
@@ -76,7 +78,7 @@ def effective_decay(
     """
     chosen = config.optimizer
     if not isinstance(chosen, AdamWConfig) or chosen.decay != "decoupled":
-        return lambda *_: {}
+        return Compiling(lambda *_: {})
     facts = parameter_facts(transformer)
 
     def measure(state: TrainState, numbers: Mapping[str, Any]) -> dict[str, Array]:
@@ -93,7 +95,10 @@ def effective_decay(
         return {"lambda_eff": jnp.stack(layers)}
 
     compiled = jax.jit(measure)
-    return lambda state, numbers: jax.tree.map(np.asarray, compiled(state, numbers))
+    return Compiling(
+        lambda state, numbers: jax.tree.map(np.asarray, compiled(state, numbers)),
+        lambda state, numbers: compile_for(compiled, state, numbers),
+    )
 
 
 def _leaves(tree: Any, layer: int) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -12,6 +11,7 @@ from jaxtyping import Array
 
 from wmresearch.data import SplitTokens, evaluation_windows
 from wmresearch.head_output.weights import Params
+from wmresearch.training.ahead import Compiling, compile_for
 from wmresearch.training.step import Evaluate
 
 TOKENS_PER_BATCH = 8192
@@ -28,7 +28,7 @@ class Evaluation:
 
 def make_evaluator(
     evaluate: Evaluate, split: SplitTokens, context: int, devices: int = 1
-) -> Callable[[Params], Evaluation]:
+) -> Compiling[[Params], Evaluation]:
     """A function from parameters to the split's loss.
 
     The batch is fixed by the context alone, so that a result does not depend on how a run was trained; where several
@@ -55,4 +55,4 @@ def make_evaluator(
         nats = math.fsum(float(value) for array in jax.device_get(sums) for value in array)
         return Evaluation(nats / predicted, nats / math.log(2) / split.predicted_bytes)
 
-    return evaluator
+    return Compiling(evaluator, lambda params: compile_for(evaluate, params, inputs[0], targets[0], mask[0]))

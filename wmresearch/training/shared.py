@@ -4,13 +4,16 @@ A cohort's runs differ only in seed and numbers, which their programs take as ar
 trained by the ordinary loop, on a thread of its own. By `map` a run's dispatches are calls of the program that it would
 compile alone, so its results are the same to the last bit. By `vmap` the dispatches of all runs are one call of a
 batched program, which rounds otherwise.
+
+Where runs are side by side, a thread compiles what they call later while they start: else they wait for one another's
+compiling, a core each.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from wmresearch.config import RunConfig
-from wmresearch.training.step import Dispatch, Given, Metrics, Step, TrainState, make_steps
+from wmresearch.training.step import Given, Metrics, Step, TrainState, make_steps
 
 if TYPE_CHECKING:
     from wmresearch.training.stage import Stage
@@ -34,6 +37,7 @@ class Shared:
     def __init__(self, runs: int = 1, side_by_side: int = 1, batching: Batching = "map") -> None:
         self.runs, self.side_by_side, self.batching = runs, side_by_side, batching
         self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._over = threading.Event()
         self.stages: dict[Any, Stage] = {}
         self._abreast: list[Abreast] = []
         self._left = 0
@@ -46,7 +50,9 @@ class Shared:
         """The stage of a key, as a run of this config has it; made where it is not there."""
         with self._lock:
             if key not in self.stages:
-                self.stages[key] = self._compiled_once(make())
+                self.stages[key] = self._abreast_where_batched(make())
+                if self.side_by_side > 1:
+                    self.compile_ahead(self.stages[key])
         found = self.stages[key]
         return replace(found, program=replace(found.program, config=config))
 
@@ -65,36 +71,29 @@ class Shared:
             for abreast in self._abreast:
                 abreast.leave()
 
-    def _compiled_once(self, stage: Stage) -> Stage:
-        dispatch: Dispatch = first_alone(stage.dispatch)
-        if self.batching == "vmap":
-            dispatch = Abreast(stage.program.step, stage.room, self.side_by_side, self._left)
-            self._abreast.append(dispatch)
-        return replace(
-            stage,
-            dispatch=dispatch,
-            validate=first_alone(stage.validate),
-            test=stage.test and first_alone(stage.test),
-            measure=first_alone(stage.measure),
-            tasks=first_alone(stage.tasks),
-            decay=first_alone(stage.decay),
-        )
+    def close(self) -> None:
+        """No run is trained any more: nothing more is compiled ahead."""
+        self._over.set()
 
+    def compile_ahead(self, stage: Stage) -> None:
+        """Begins to compile what runs will call, one after another, on a thread of its own."""
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]  # of this thread: a program is made for it
 
-def first_alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which other threads do not call before its first call has returned: so it is compiled once."""
-    lock, called = threading.Lock(), threading.Event()
+        def work() -> None:
+            with jax.default_device(device), suppress(Exception):  # which the call that needs it raises
+                for compile_one in stage.ahead():
+                    if self._over.is_set():
+                        return
+                    compile_one()
 
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        if called.is_set():
-            return function(*arguments)
-        with lock:
-            found = function(*arguments)
-            called.set()
-            return found
+        threading.Thread(target=work, name="ahead").start()
 
-    return call
+    def _abreast_where_batched(self, stage: Stage) -> Stage:
+        if self.batching == "map":
+            return stage
+        dispatch = Abreast(stage.program.step, stage.room, self.side_by_side, self._left)
+        self._abreast.append(dispatch)
+        return replace(stage, dispatch=dispatch)
 
 
 class Abreast:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from wmresearch.config import RunConfig
@@ -20,6 +22,7 @@ from wmresearch.head_output.weights import Params
 from wmresearch.model.cost import Cost, model_cost
 from wmresearch.parallel.agreement import agreed, from_first, several
 from wmresearch.training import rank_cut
+from wmresearch.training.ahead import Compiling, compiling
 from wmresearch.training.diagnostics import Diagnostics, effective_decay, make_diagnostics
 from wmresearch.training.evaluation import Evaluation, make_evaluator
 from wmresearch.training.program import Program, make_program
@@ -36,11 +39,33 @@ class Stage:
     room: int
     """Steps that one dispatch has room for."""
     dispatch: Dispatch
-    validate: Callable[[Params], Evaluation]
-    test: Callable[[Params], Evaluation] | None
+    validate: Compiling[[Params], Evaluation]
+    test: Compiling[[Params], Evaluation] | None
     tasks: AskTasks
-    measure: Callable[[Params], Diagnostics]
-    decay: Callable[[TrainState, Mapping[str, Any]], Diagnostics]
+    measure: Compiling[[Params], Diagnostics]
+    decay: Compiling[[TrainState, Mapping[str, Any]], Diagnostics]
+
+    def ahead(self) -> Iterator[Callable[[], None]]:
+        """What compiles each of the functions that a run calls, in the order in which it calls them.
+
+        Nothing for a program of several devices.
+        """
+        if self.program.arrangement is not None:
+            return
+        training, config = self.program.config.training, self.program.config
+        state, given = self.program.state_like(), self.program.given()
+        if isinstance(self.dispatch, Compiling):
+            shape = (self.room, config.data.batch_size, config.model.context + 1)
+            yield partial(self.dispatch.compile, state, jax.ShapeDtypeStruct(shape, jnp.int32), 1, given)
+        if training.diagnostics:
+            yield partial(self.measure.compile, state.params)
+        yield partial(self.validate.compile, state.params)
+        if training.diagnostics:
+            yield partial(self.decay.compile, state, given.numbers)
+        if self.test is not None:
+            yield partial(self.test.compile, state.params)
+        if training.tasks:
+            yield partial(self.tasks.compile, state.params, config.seed)
 
 
 @dataclass
@@ -92,16 +117,19 @@ class Stages:
         ask = make_task_evaluator(program.apply, splits["train"].tokens, context)
         measure = make_diagnostics(program.transformer)
         decay = effective_decay(self.config, program.transformer)
+        read = lambda state: state._replace(params={}, memory={})  # all that decay reads
         return Stage(
             program,
             room,
-            program.dispatch(room),
+            compiling(program.dispatch(room)),
             make_evaluator(evaluate, splits["validation"], context, parts),
             make_evaluator(evaluate, splits["test"], context, parts) if "test" in splits else None,
-            lambda params, seed: ask(program.gathered(params), seed),
-            lambda params: measure(program.gathered(params)),
-            # all that it reads
-            lambda state, numbers: decay(program.gathered(state._replace(params={}, memory={})), numbers),
+            Compiling(lambda params, seed: ask(program.gathered(params), seed), ask.compile),
+            Compiling(lambda params: measure(program.gathered(params)), measure.compile),
+            Compiling(
+                lambda state, numbers: decay(program.gathered(read(state)), numbers),
+                lambda state, numbers: decay.compile(read(state), numbers),
+            ),
         )
 
 

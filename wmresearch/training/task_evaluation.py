@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
-from wmresearch.data.tasks import LONGEST, Induction, Recall, Symbols
+from wmresearch.data.tasks import LONGEST, Induction, Recall, Symbols, Task
 from wmresearch.head_output.weights import Params
 from wmresearch.model.transformer import Apply
+from wmresearch.training.ahead import Compiling, compile_for
 
 ROWS = 128
 """Of each size."""
@@ -73,23 +74,34 @@ class TaskScores:
         return self.figures() | asdict(self)
 
 
-AskTasks: TypeAlias = Callable[[Params, int], TaskScores]
+AskTasks: TypeAlias = Compiling[[Params, int], TaskScores]
 """(parameters, the run's seed) → scores."""
 
 
 def make_task_evaluator(apply: Apply, tokens: NDArray[np.integer], context: int) -> AskTasks:
     """A function that scores parameters on rows which follow from the train split's symbols and the run's seed."""
-    predicted = _make_predicted(apply)
+    compiled, length = _make_predicted(apply), min(context, LONGEST) + 1
 
-    def evaluator(params: Params, seed: int) -> TaskScores:
-        length = min(context, LONGEST) + 1
+    def prepared(seed: int) -> tuple[Recall, Induction, list[tuple[Task, int]], NDArray[np.int32]]:
+        """The tasks, what is asked, and its rows as the program takes them: `[batches, rows of each, length]`."""
         symbols = Symbols.of(tokens, context, seed)
         recall, induction = Recall(symbols, length, seed), Induction(symbols, length, seed)
-        asked = [(recall, pairs) for pairs in recall.curve] + [(induction, size) for size in induction.sizes[-1:]]
+        asked: list[tuple[Task, int]] = [(recall, pairs) for pairs in recall.curve]
+        asked += [(induction, size) for size in induction.sizes[-1:]]
+        rows = [task.row(size, "evaluation", i) for task, size in asked for i in range(ROWS)]
+        size = max(1, TOKENS_PER_BATCH // length)
+        padded = np.pad(np.reshape(rows, (-1, length)).astype(np.int32), ((0, -len(rows) % size), (0, 0)))
+        return recall, induction, asked, padded.reshape(-1, size, length)
+
+    def evaluator(params: Params, seed: int) -> TaskScores:
+        recall, induction, asked, rows = prepared(seed)
+        symbols = recall.symbols
         if not asked:
             return TaskScores((), None, len(symbols.keys), len(symbols.values))
-        rows = np.stack([task.row(size, "evaluation", i) for task, size in asked for i in range(ROWS)])
-        hits, nats = (found.reshape(len(asked), ROWS, -1) for found in predicted(params, rows))
+        hits, nats = (
+            found.reshape(-1, length - 1)[: len(asked) * ROWS].reshape(len(asked), ROWS, -1).astype(np.float64)
+            for found in jax.device_get(compiled(params, rows))
+        )
         curve = []
         for index, pairs in enumerate(recall.curve):
             at = recall.asked(pairs)
@@ -101,12 +113,17 @@ def make_task_evaluator(apply: Apply, tokens: NDArray[np.integer], context: int)
             repeated = InductionScore(size, float(hits[-1, :, second].mean()), *losses)
         return TaskScores(tuple(curve), repeated, len(symbols.keys), len(symbols.values))
 
-    return evaluator
+    def ahead(params: Params, seed: int) -> None:
+        *_, asked, rows = prepared(seed)
+        if asked:
+            compile_for(compiled, params, rows)
+
+    return Compiling(evaluator, ahead)
 
 
 def _make_predicted(
     apply: Apply,
-) -> Callable[[Params, NDArray[np.int32]], tuple[NDArray[np.bool_], NDArray[np.float64]]]:
+) -> Callable[[Params, Int[np.ndarray, "k b t1"]], tuple[Bool[Array, "k b t"], Float[Array, "k b t"]]]:
     """(parameters, rows) → (whether the next token is the likeliest, −ln p of it) at each place but the last."""
 
     @jax.jit
@@ -119,11 +136,4 @@ def _make_predicted(
 
         return jax.lax.map(batch, tokens)
 
-    def predicted(params: Params, rows: NDArray[np.int32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        count, length = rows.shape
-        size = max(1, TOKENS_PER_BATCH // length)
-        padded = np.pad(rows, ((0, -count % size), (0, 0))).reshape(-1, size, length)
-        hits, nats = (found.reshape(-1, length - 1)[:count] for found in jax.device_get(batches(params, padded)))
-        return hits, nats.astype(np.float64)
-
-    return predicted
+    return batches
