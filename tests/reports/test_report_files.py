@@ -15,7 +15,8 @@ from tests.sweeps.mini import wm
 from wmresearch.reports import figures_sweep
 from wmresearch.reports.curves import Curve, band, read_curves, smoothed, thinned
 from wmresearch.reports.evidence import read_evidence
-from wmresearch.reports.figures_costs import pareto
+from wmresearch.reports.figure_parts import style
+from wmresearch.reports.figures_costs import loss_against_cost, pareto
 from wmresearch.reports.figures_sweep import FIGURES, draw_figures
 from wmresearch.reports.page import build_page
 from wmresearch.reports.page_data import page_data
@@ -234,6 +235,22 @@ def test_curves_read_what_a_run_directory_wrote(tmp_path):
 def test_the_pareto_front():
     points = [(3, 1.0), (1, 2.0), (2, 2.0), (1, 3.0), (4, 1.0), (5, 0.5)]
     assert pareto(points) == [(1, 2.0), (3, 1.0), (5, 0.5)]
+
+
+@pytest.mark.parametrize("count", [2, 30, 31])
+def test_a_point_that_can_be_told_apart_is_named(count, sweep):
+    arms = [f"arm {number}" for number in range(count)]
+    folder = sweep(arms=arms, seeds=(0, 1), baseline="arm 0")
+    for number, arm in enumerate(arms):
+        for seed in (0, 1):
+            folder.run(arm, seed, 2 + 0.01 * number + 0.001 * seed, parameters=1000 * (number + 1))
+    with style():
+        drawing = loss_against_cost(read_evidence(folder.path), "parameters")
+        drawing.figure.draw_without_rendering()
+    named = [text.get_text() for legend in drawing.figure.legends for text in legend.get_texts()]
+    assert sorted(set(named) - {"Pareto front"}) == (sorted(arms) if count <= 30 else [])
+    assert ("the table names them" in drawing.caption) == (count > 30)
+    assert drawing.figure.axes[0].get_window_extent().height > drawing.figure.dpi, "inches of the panel"
 
 
 def test_figures_of_found_ranks_learning_rates_and_cuts(sweep, monkeypatch):

@@ -22,6 +22,8 @@ COLUMN = 3.4
 """Inches: the width of one of two columns of a page."""
 MOST_GROUPS = 8
 """Lines that a figure of a column can carry."""
+MOST_MARKS = 30
+"""Marks that can be told apart."""
 STYLE: Any = {
     "font.size": 7.5,
     "axes.titlesize": 7.5,
@@ -67,7 +69,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Mark:
-    """How a row is drawn: no two of the first thirty look alike in grey."""
+    """How a row is drawn: no two of the first MOST_MARKS look alike in grey."""
 
     colour: str
     dash: Any
@@ -126,9 +128,17 @@ def legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < 2:
         return
-    longest = max(map(len, labels))
-    fit = max(1, min(len(labels), int(COLUMN * 20 / (longest + 9))))
-    figure.legend(handles, [plain(label, 44) for label in labels], loc="outside lower center", ncols=columns or fit)
+    columns = columns or _legend_columns(labels)
+    figure.legend(handles, [plain(label, 44) for label in labels], loc="outside lower center", ncols=columns)
+
+
+def legend_lines(labels: Sequence[str]) -> int:
+    """How many lines a legend of these has."""
+    return math.ceil(len(labels) / _legend_columns(labels))
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    return max(1, min(len(labels), int(COLUMN * 20 / (max(map(len, labels)) + 9))))
 
 
 def plain(text: str, most: int = 60) -> str:

@@ -8,11 +8,12 @@ import numpy as np
 
 from wmresearch.reports.evidence import Evidence, Group
 from wmresearch.reports.figure_parts import (
-    MOST_GROUPS,
+    MOST_MARKS,
     CannotDrawError,
     Drawing,
     column,
     legend,
+    legend_lines,
     mark,
     plain,
     spread_ticks,
@@ -46,7 +47,9 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
         raise CannotDrawError("no row holds entries at zero")
     if len({x for _, x in points}) < 2:
         raise CannotDrawError(f"fewer than two different values of: {title}" if points else f"unknown: {title}")
-    figure, axes = column(2.5)
+    labels = {plain(group.row.arm) for group, _ in points}
+    named_all = len(labels) <= MOST_MARKS
+    figure, axes = column(2.5 + (_LINE * max(0, legend_lines(sorted(labels)) - _LINES) if named_all else 0))
     panel = axes[0, 0]
     scale, prefix = unit([x for _, x in points])
     named: set[str] = set()
@@ -72,11 +75,16 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
         spread_ticks(panel.xaxis, values)
     panel.set_xlabel(f"{title} ({prefix})" if prefix else title)
     panel.set_ylabel(f"{evidence.loss} (nats/token)")
-    if len(named) <= 2 * MOST_GROUPS:
+    caption = f"Mean over seeds of each row of the table, with its 95 % t interval. {_FRONT}"
+    if named_all:
         legend(figure, panel)
-    return Drawing(figure, f"Mean over seeds of each row of the table, with its 95 % t interval. {_FRONT}")
+    else:
+        caption += f" {len(labels)} arms are more than a legend can tell apart: the table names them."
+    return Drawing(figure, caption)
 
 
+_LINE, _LINES = 0.18, 4
+"""Inches of a legend's line, and lines for which there is room anyway."""
 _FRONT = "Line: rows than which no other has both a lower mean loss and a lower cost."
 
 
