@@ -1,9 +1,10 @@
-"""A table as LaTeX with booktabs, escaped so that pdflatex, xelatex and lualatex all compile it."""
+"""A table as LaTeX with booktabs and siunitx, escaped so that pdflatex, xelatex and lualatex all compile it."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from wmresearch.reports.shown import Shown
 
@@ -41,14 +42,22 @@ _ESCAPES = {
     "–": "--",
     "…": r"\dots{}",
 }
+_NUMBER = re.compile(r"([+−]?)([\d,]+)(?:\.(\d+))?(?: ± ([\d.]+))?((?: [†‡])?)")
+"""A cell that siunitx can set: sign, digits before and after the point, half-width, mark."""
+_NUMBERS = (
+    r"\sisetup{separate-uncertainty = true, retain-zero-uncertainty = true, retain-explicit-plus = true, table-align-uncertainty = false,"
+    r" group-digits = integer, group-separator = {,}, group-minimum-digits = 4}"
+)
+_ROOM_FOR_MARK = r", table-space-text-post = {\,\textsuperscript{\ddag}}"
 _CHARACTER = r"\providecommand{\wmchar}[2]{\ifdefined\Uchar#1\else U+#2\fi}"
 """For a character that pdflatex has no glyph for: itself under the Unicode engines, else its code point."""
 
 
 def to_tex(shown: Shown) -> str:
     """A `table*` float, scaled down to the text's width if it is wider; the footnotes as plain lines below it."""
-    align = "".join("r" if column.numeric else "l" for column in shown.columns)
-    lines = [" & ".join(escape(column.cell(row)) for column in shown.columns) + r" \\" for row in shown.rows]
+    cells = [[column.header, *map(column.cell, shown.rows)] for column in shown.columns]
+    aligned = [_aligned(column.numeric, texts) for column, texts in zip(shown.columns, cells, strict=True)]
+    header, *lines = [" & ".join(row) + r" \\" for row in zip(*(texts for _, texts in aligned), strict=True)]
     lines = [r"\midrule " * (number in shown.groups) + line for number, line in enumerate(lines)]
     title = " ".join(filter(None, (shown.sweep, shown.about)))
     label = re.sub(r"[^A-Za-z0-9]+", "-", title)
@@ -59,9 +68,10 @@ def to_tex(shown: Shown) -> str:
         rf"\label{{tab:{label}}}",
         r"\setlength{\tabcolsep}{4pt}",
         r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{{align}}}",
+        _NUMBERS,
+        r"\begin{tabular}{" + "".join(align for align, _ in aligned) + "}",
         r"\toprule",
-        " & ".join(escape(column.header) for column in shown.columns) + r" \\",
+        header,
         r"\midrule",
         *lines,
         r"\bottomrule",
@@ -72,8 +82,30 @@ def to_tex(shown: Shown) -> str:
         r"\end{minipage}",
         r"\end{table*}",
     ]
-    head = ["% needs \\usepackage{booktabs,graphicx}"] + [_CHARACTER] * any(r"\wmchar" in line for line in body)
+    head = ["% needs \\usepackage{booktabs,graphicx,siunitx}"] + [_CHARACTER] * any(r"\wmchar" in line for line in body)
     return "\n".join([*head, *body]) + "\n"
+
+
+def _aligned(numeric: bool, texts: Sequence[str]) -> tuple[str, list[str]]:
+    """How a column is aligned, and its cells: at the decimal point where siunitx can set any of its numbers."""
+    matches = [_NUMBER.fullmatch(text) for text in texts]
+    found = [match.groups(default="") for match in matches if match]
+    if not numeric or not found:
+        return "r" if numeric else "l", [escape(text) for text in texts]
+    signs, whole, decimals, halves, marks = zip(*found, strict=True)
+    uncertain = max(len(half.replace(".", "").lstrip("0")) for half in halves)
+    form = f"{'+' * any(signs)}{max(len(digits.replace(',', '')) for digits in whole)}.{max(map(len, decimals))}"
+    form += f"({uncertain})" * (uncertain > 0) + _ROOM_FOR_MARK * any(marks)
+    return f"S[table-format={form}]", [
+        f"{{{escape(text)}}}" if match is None else _number(match) for text, match in zip(texts, matches, strict=True)
+    ]
+
+
+def _number(match: re.Match[str]) -> str:
+    """As siunitx reads it; a mark behind it is text."""
+    *_, mark = match.groups()
+    number = match[0].removesuffix(mark).replace("−", "-").replace(",", "").replace("±", r"\pm")
+    return number + (f" {{\\,{escape(mark.strip())}}}" if mark else "")
 
 
 def escape(text: str) -> str:
