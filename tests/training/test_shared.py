@@ -47,12 +47,15 @@ CASES = {
 
 
 def members(text, **changes):
-    """Runs that differ in seed, learning rate, and decay."""
-    rates = [(0, 1e-2, 0.1), (1, 3e-3, 0.1), (2, 1e-2, 0.5), (3, 3e-2, 0.2)]
+    """Runs that differ in seed, learning rate, decay, and schedule."""
+    rates = [(0, 1e-2, 0.1, 3), (1, 3e-3, 0.1, 5), (2, 1e-2, 0.5, 3), (3, 3e-2, 0.2, 2)]
     return [
-        config(text, **changes, seed=seed, optimizer__learning_rate=rate, optimizer__weight_decay=decay)
-        for seed, rate, decay in rates
-    ]
+        config(
+            text, **changes, seed=seed, optimizer__learning_rate=rate, optimizer__weight_decay=decay,
+            optimizer__schedule={"kind": "cosine", "warmup": warmup, "final": 0.1 * (seed + 1)},
+        )
+        for seed, rate, decay, warmup in rates
+    ]  # fmt: skip
 
 
 def train_side_by_side(runs, folder, shared):
@@ -178,11 +181,13 @@ def test_numbers_are_what_programs_are_given(text):
     assert with_numbers(one, numbers(one)) == one
     assert set(numbers(one)) == {
         "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.frobenius_decay", "optimizer.decay_of.mlp",
-        "penalties.0.strength", "penalties.1.strength",
+        "optimizer.schedule.warmup", "optimizer.schedule.final", "penalties.0.strength", "penalties.1.strength",
+        "penalties.2.target.value", "penalties.2.target.gain",
     }  # fmt: skip
     assert {program_key(other) for other in others} == {program_key(one)}
     changes = [
         {"optimizer__weight_decay": 0.0},  # the program lacks the decay
+        {"optimizer__schedule": {"kind": "cosine", "warmup": 0}},
         {"training__steps": 21},
         {"optimizer__schedule": "linear"},
         {"model__d_model": 32},

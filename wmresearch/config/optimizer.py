@@ -14,9 +14,9 @@ class CosineSchedule(Config):
     """Linear warm-up to the learning rate, then half a cosine down to `final` of it at the last step."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: int = Field(default=0, ge=0)
+    warmup: Annotated[int, Traced()] = Field(default=0, ge=0)
     """Steps of warm-up."""
-    final: float = Field(default=0.1, ge=0, le=1)
+    final: Annotated[float, Traced()] = Field(default=0.1, ge=0, le=1)
     """Learning rate at the end, as a share of the peak."""
 
 
@@ -24,9 +24,9 @@ class LinearSchedule(Config):
     """Linear warm-up to the learning rate, then linearly down to `final` of it at the last step."""
 
     kind: Literal["linear"] = "linear"
-    warmup: int = Field(default=0, ge=0)
+    warmup: Annotated[int, Traced()] = Field(default=0, ge=0)
     """Steps of warm-up."""
-    final: float = Field(default=0.0, ge=0, le=1)
+    final: Annotated[float, Traced()] = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end, as a share of the peak."""
 
 
@@ -34,7 +34,7 @@ class ConstantSchedule(Config):
     """Linear warm-up to the learning rate, which then stays."""
 
     kind: Literal["constant"] = "constant"
-    warmup: int = Field(default=0, ge=0)
+    warmup: Annotated[int, Traced()] = Field(default=0, ge=0)
     """Steps of warm-up."""
 
 

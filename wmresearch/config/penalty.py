@@ -23,14 +23,14 @@ class WarmUpStrength(Config):
     """From 0 linearly to the strength over so many steps, then constant."""
 
     kind: Literal["warmup"] = "warmup"
-    steps: int = Field(ge=1)
+    steps: Annotated[int, Traced()] = Field(ge=1)
 
 
 class CosineStrength(Config):
     """From the strength by half a cosine down to `final` of it at the last step."""
 
     kind: Literal["cosine"] = "cosine"
-    final: float = Field(default=0.0, ge=0)
+    final: Annotated[float, Traced()] = Field(default=0.0, ge=0)
 
 
 StrengthSchedule = Annotated[
@@ -42,9 +42,9 @@ class TargetNorm(Config):
     """A norm of the heads' maps, averaged over heads and layers, that the strength is steered to keep."""
 
     norm: Literal["frobenius", "nuclear"] = "frobenius"
-    value: float = Field(gt=0)
+    value: Annotated[float, Traced()] = Field(gt=0)
     """‖M‖_F or ‖M‖_* to keep to. A penalty can only hold a norm down: below the target its strength falls towards 0."""
-    gain: float = Field(default=0.1, gt=0)
+    gain: Annotated[float, Traced()] = Field(default=0.1, gt=0)
     """How fast ln λ follows ln(‖M‖ / value), each time that the gradient is computed. Short runs need more."""
     initial: float = Field(default=1e-3, gt=0)
     """λ that a run with ‖M‖ = value would start with."""

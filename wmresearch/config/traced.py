@@ -56,6 +56,6 @@ def _with_numbers(value: Any, given: Mapping[str, Any], prefix: str) -> Any:
 
 def program_key(config: RunConfig) -> str:
     """Twelve hexadecimal digits over all of a config but its seed and numbers: what compiled programs follow from."""
-    ones = dict.fromkeys(numbers(config), 1.0)
+    ones = dict.fromkeys(numbers(config), 1)
     text = json.dumps(with_numbers(config, ones | {"seed": 0}).model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

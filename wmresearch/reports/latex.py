@@ -45,8 +45,8 @@ _ESCAPES = {
 _NUMBER = re.compile(r"([+−]?)([\d,]+)(?:\.(\d+))?(?: ± ([\d.]+))?((?: [†‡])?)")
 """A cell that siunitx can set: sign, digits before and after the point, half-width, mark."""
 _NUMBERS = (
-    r"\sisetup{separate-uncertainty = true, retain-zero-uncertainty = true, retain-explicit-plus = true, table-align-uncertainty = false,"
-    r" group-digits = integer, group-separator = {,}, group-minimum-digits = 4}"
+    r"\sisetup{separate-uncertainty = true, retain-zero-uncertainty = true, retain-explicit-plus = true,"
+    r" table-align-uncertainty = false, group-digits = integer, group-separator = {,}, group-minimum-digits = 4}"
 )
 _ROOM_FOR_MARK = r", table-space-text-post = {\,\textsuperscript{\ddag}}"
 _CHARACTER = r"\providecommand{\wmchar}[2]{\ifdefined\Uchar#1\else U+#2\fi}"

@@ -28,7 +28,7 @@ def make_schedule(schedule: Schedule, peak: float, steps: int) -> optax.Schedule
 
     def rate(step: Any) -> Any:
         step = jnp.asarray(step, float)  # of a 32-bit integer JAX would make 32-bit floats, also in a float64 run
-        u = jnp.clip((step - schedule.warmup) / max(steps - schedule.warmup, 1), 0.0, 1.0)
+        u = jnp.clip((step - schedule.warmup) / jnp.maximum(steps - schedule.warmup, 1), 0.0, 1.0)
         after: Any = 1.0
         if isinstance(schedule, CosineSchedule):
             after = schedule.final + (1 - schedule.final) * (1 + jnp.cos(jnp.pi * u)) / 2
