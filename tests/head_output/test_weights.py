@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from pydantic import TypeAdapter
 
-from wmresearch.config.head_output import FactorizedConfig, StandardConfig
+from tests.head_output.test_orders import CASES
+from wmresearch.config.head_output import FactorizedConfig, HeadOutput, StandardConfig
 from wmresearch.config.model import ModelConfig
-from wmresearch.head_output import make_head_output
+from wmresearch.head_output import make_head_output, weights
 from wmresearch.head_output.weights import about, initialize
 from wmresearch.model import Transformer
 
@@ -43,6 +45,26 @@ def test_arms_share_what_they_have_in_common(other):
         residual = "output" in name or "down" in name
         if not (residual and other.n_layers != 2):
             assert jnp.array_equal(ours[name], theirs[name]), name
+
+
+def test_compiling_quickly_changes_no_bit_of_the_start():
+    """A run's first parameters are part of its result, so they are those that XLA makes with all its optimizations."""
+    wholly = {"xla_cpu_use_fusion_emitters": True, "xla_backend_optimization_level": 3}
+    plain = jax.jit(weights._drawn, static_argnums=(3, 4, 5), compiler_options=wholly)
+    starts = {}
+    for kind, setting in CASES:
+        chosen = TypeAdapter(HeadOutput).validate_python({"kind": kind, **setting})
+        about(
+            Transformer(config(d_model=32, head_output=chosen), 31),
+            lambda _, param: starts.setdefault(
+                (type(param.init), param.get_raw_value().ndim),  # one of each sort
+                (param.init, param.get_raw_value().shape, param.get_raw_value().dtype),
+            ),
+        )
+    assert len(starts) >= 9
+    for start in starts.values():
+        given = jax.random.key(3), np.uint32(17), np.uint32(91), *start
+        assert np.array_equal(weights._compiled_drawn()(*given), plain(*given)), start
 
 
 def test_no_two_parameters_start_alike_and_seeds_differ():
