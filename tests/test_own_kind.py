@@ -11,9 +11,10 @@ from tests.head_output.own_kind import ARM, CODE, SECTION, write_example
 from tests.sweeps.mini import ARMS, wm, write_sweep
 from tests.training.examples import TEXT, last_step, tiny
 from wmresearch.config import ConfigError, parse_run, yaml_text
+from wmresearch.config.traced import program_key
 from wmresearch.sweeps.launchers import LocalLauncher
 from wmresearch.sweeps.plan import make_plan
-from wmresearch.sweeps.store import statuses, write_plan
+from wmresearch.sweeps.store import read_plan, statuses, write_plan
 from wmresearch.training.loop import train
 from wmresearch.training.run_directory import RunDirectory
 
@@ -114,6 +115,20 @@ def test_an_edited_file_is_another_run_and_its_directory_is_refused(capfd, folde
     assert RunDirectory(folder / "run").summary() == old
     assert wm(capfd, "train", folder / "run.yaml", "--dir", folder / "another")[0] == 0
     assert RunDirectory(folder / "another").summary()["run_id"] != old["run_id"]
+
+
+@pytest.mark.parametrize("batching", ["map", "vmap"])
+def test_runs_of_it_are_a_cohort_although_each_has_its_copy(batching, folder):
+    base = tiny(Path("text.txt"), STEPS) | {"execution": {"cohort": batching}, "parallel": {"mesh": {"run": 2}}}
+    file = write_sweep(folder, base=base, arms=ARM)
+    write_plan(folder / "runs", make_plan(file))
+    runs = read_plan(folder / "runs")["runs"]
+    configs = [RunDirectory(folder / "runs" / run["run_id"]).config() for run in runs]
+    assert len({config.model.head_output.file for config in configs}) == 2
+    assert {program_key(config) for config in configs} == {run["cohort"] for run in runs}
+    assert len({run["cohort"] for run in runs}) == 1
+    assert LocalLauncher(folder / "runs", 1).run(lambda: None)
+    assert [run.state for run in statuses(folder / "runs")] == ["finished"] * 2
 
 
 def test_a_sweep_goes_on_by_the_file_it_was_planned_with(folder, capfd):

@@ -100,6 +100,8 @@ def test_numbers_stand_at_their_decimal_points():
         r"{\ensuremath{<} 0.001}", r"3 \pm 0",
     ]  # fmt: skip
     assert columns_of("parameters", "827,392", "9") == ("S[table-format=6.0]", ["{parameters}", "827392", "9"])
+    assert columns_of("loss", "1.9 ± 0", "2.0 ± 0")[0] == r"S[table-format=1.1(1)]", "else siunitx leaves ± 0 out"
+    assert columns_of(",", "٣") == ("r", [",", r"\wmchar{٣}{0663}"])
     assert columns_of("cost", "5.10 MFLOP", "–") == ("r", ["cost", "5.10 MFLOP", "--"])
 
 

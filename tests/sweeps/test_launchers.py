@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.head_output.own_kind import CODE
 from tests.sweeps.mini import start_wm, trainings, wm, write_sweep
 from tests.training.examples import TEXT, last_step, tiny, wait_until
 from wmresearch.data.corpora import prepared_corpora
@@ -190,6 +191,32 @@ def test_a_sweep_that_is_told_to_stop_saves_and_goes_on_where_it_was(tmp_path, c
     assert code == 0 and "1 of 1 runs finished" in out
     again = (directory / run.run_id / "timing.jsonl").read_bytes()
     assert again.startswith(timed), "it went on, and did not begin anew"
+
+
+SLOW = """
+        import inspect, pathlib, threading, time
+        if threading.current_thread().name == "compiling ahead":
+            if any(frame.function == "evaluate" for frame in inspect.stack()):
+                pathlib.Path(__file__).with_name("slow").touch()
+                time.sleep(120)
+"""
+
+
+def test_a_stopped_sweep_does_not_wait_for_what_is_compiled_ahead(tmp_path):
+    before = '    def read_weight(self) -> Float[Array, "d k r"]:\n'
+    (tmp_path / "own.py").write_text(CODE.replace(before, before + SLOW.lstrip("\n")))
+    base = tiny(Path("text.txt"), 10**6) | {"parallel": {"mesh": {"run": 2}}}
+    base["training"] |= {"evaluate_every": None, "diagnostics": False}
+    arms = {"own": {"model.head_output": {"kind": "custom", "file": "own.py", "settings": {"rank": 3}}}}
+    file, directory = write_sweep(tmp_path, base=base, arms=arms), tmp_path / "runs"
+    process = start_wm("sweep", file, "--dir", directory, cwd=tmp_path, start_new_session=True)
+    runs = [directory / run.run_id for run in make_plan(file).runs]
+    wait_until(lambda: any((run / "slow").exists() for run in runs) and all(map(last_step, runs)))
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75 and "Traceback" not in err
+    assert states(directory) == {("own", 0): "preempted", ("own", 1): "preempted"}
+    assert (directory / "worker.log").read_text() == ""
 
 
 def test_two_launches_at_once_train_no_run_twice(tmp_path):

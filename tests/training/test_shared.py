@@ -14,7 +14,7 @@ from tests.training.examples import config, final_state, same
 from wmresearch.config.traced import numbers, program_key, with_numbers
 from wmresearch.data import load_corpus, training_stream
 from wmresearch.training import loop
-from wmresearch.training.interruption import StopRequest
+from wmresearch.training.interruption import UNWAITED, StopRequest
 from wmresearch.training.loop import train
 from wmresearch.training.shared import Shared
 from wmresearch.training.stage import Stages
@@ -171,7 +171,7 @@ def test_a_cohort_that_is_over_compiles_no_more_ahead():
     shared.close()
     go_on.set()
     for thread in threading.enumerate():
-        if thread.name == "ahead":
+        if thread.name == UNWAITED:
             thread.join()
     assert done == ["first"]
 

@@ -55,7 +55,13 @@ def _with_numbers(value: Any, given: Mapping[str, Any], prefix: str) -> Any:
 
 
 def program_key(config: RunConfig) -> str:
-    """Twelve hexadecimal digits over all of a config but its seed and numbers: what compiled programs follow from."""
+    """Twelve hexadecimal digits over all of a config but its seed and numbers: what compiled programs follow from.
+
+    A file of the user's own stands there by its content: each run has a copy.
+    """
     ones = dict.fromkeys(numbers(config), 1)
-    text = json.dumps(with_numbers(config, ones | {"seed": 0}).model_dump(mode="json"), sort_keys=True)
+    content = with_numbers(config, ones | {"seed": 0}).model_dump(mode="json")
+    if config.model.head_output.kind == "custom":
+        del content["model"]["head_output"]["file"]
+    text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -42,7 +42,7 @@ _ESCAPES = {
     "–": "--",
     "…": r"\dots{}",
 }
-_NUMBER = re.compile(r"([+−]?)([\d,]+)(?:\.(\d+))?(?: ± ([\d.]+))?((?: [†‡])?)")
+_NUMBER = re.compile(r"([+−]?)(\d[\d,]*)(?:\.(\d+))?(?: ± (\d[\d.]*))?((?: [†‡])?)", re.ASCII)
 """A cell that siunitx can set: sign, digits before and after the point, half-width, mark."""
 _NUMBERS = (
     r"\sisetup{separate-uncertainty = true, retain-zero-uncertainty = true, retain-explicit-plus = true,"
@@ -93,7 +93,7 @@ def _aligned(numeric: bool, texts: Sequence[str]) -> tuple[str, list[str]]:
     if not numeric or not found:
         return "r" if numeric else "l", [escape(text) for text in texts]
     signs, whole, decimals, halves, marks = zip(*found, strict=True)
-    uncertain = max(len(half.replace(".", "").lstrip("0")) for half in halves)
+    uncertain = max(len(half.replace(".", "").lstrip("0")) for half in halves) or int(any(halves))
     form = f"{'+' * any(signs)}{max(len(digits.replace(',', '')) for digits in whole)}.{max(map(len, decimals))}"
     form += f"({uncertain})" * (uncertain > 0) + _ROOM_FOR_MARK * any(marks)
     return f"S[table-format={form}]", [

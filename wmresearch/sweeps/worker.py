@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wmresearch.training.failures import failure_of
-from wmresearch.training.interruption import StopRequest, stop_on_signal
+from wmresearch.training.interruption import UNWAITED, StopRequest, stop_on_signal
 from wmresearch.training.run_directory import RunDirectory
 from wmresearch.training.run_lock import RunBusyError
 
@@ -50,6 +50,9 @@ def main() -> None:
                     break
         except KeyboardInterrupt:
             os._exit(130)  # asked for twice: threads that train would be waited for
+    if any(thread.name == UNWAITED for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(0)  # all is written; what is compiled for nobody would be waited for
 
 
 def train_together(
@@ -99,6 +102,8 @@ def _train_group(
                 except queue.Empty:
                     return
                 answer(train_one(directory, sweep, run, stop, programs))
+                if stop.signal is not None:
+                    programs.close()
 
     if programs.side_by_side == 1:
         work(devices[0])

@@ -12,6 +12,9 @@ from types import FrameType
 PREEMPTED_EXIT_CODE = 75
 """EX_TEMPFAIL: start again to go on."""
 
+UNWAITED = "compiling ahead"
+"""Name of a thread whose work a process that ends has no use for."""
+
 
 @dataclass
 class StopRequest:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from wmresearch.config import RunConfig
+from wmresearch.training.interruption import UNWAITED
 from wmresearch.training.step import Given, Metrics, Step, TrainState, make_steps
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Shared:
                         return
                     compile_one()
 
-        threading.Thread(target=work, name="ahead").start()
+        threading.Thread(target=work, name=UNWAITED).start()
 
     def _abreast_where_batched(self, stage: Stage) -> Stage:
         if self.batching == "map":
