@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from tests.training.examples import config, tiny
 from wmresearch.sweeps import cohorts, slurm_job
 from wmresearch.sweeps.cohorts import side_by_side, units
 from wmresearch.sweeps.plan import make_plan
+from wmresearch.sweeps.slurm import SlurmLauncher, SlurmOptions
 from wmresearch.sweeps.store import read_plan, statuses, write_plan
 from wmresearch.sweeps.worker import train_one, train_together
 from wmresearch.training.interruption import StopRequest
@@ -89,3 +92,34 @@ def test_a_slurm_job_tries_what_had_too_little_memory_together_once_more_by_itse
     monkeypatch.setattr(slurm_job, "train_together", short_of_memory)
     assert set(slurm_job.SlurmJob(directory, "mini", runs, tries=3)().values()) == {"finished"}
     assert tried == [[0, 1], [0], [1]]
+
+
+def test_a_run_that_was_short_of_memory_stays_alone_in_slurm(tmp_path, monkeypatch):
+    """Its next job is lost for another reason. `squeue` is made up: no cluster does both when it is asked to."""
+    directory = tmp_path / "runs"
+    write_plan(directory, make_plan(write_sweep(tmp_path, arms={"W_o": {}})))
+    first, second = (run["run_id"] for run in read_plan(directory)["runs"])
+    record = {"saved": 0, "tries": 1}
+    (directory / "slurm").mkdir()
+    jobs = {first: record | {"job": "7_0", "alone": True}, second: record | {"job": "7_1", "alone": False}}
+    (directory / "slurm/jobs.json").write_text(json.dumps(jobs))
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho '7_0|NODE_FAIL'; echo '7_1|NODE_FAIL'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    submitted = []
+
+    class Executor:
+        batch = staticmethod(nullcontext)
+
+        def submit(self, job):
+            submitted.append([run["run_id"] for run in job.runs])
+            return SimpleNamespace(job_id=f"8_{len(submitted)}")
+
+    launcher = SlurmLauncher(directory, SlurmOptions(parallel=1))
+    launcher._first = False
+    launcher._step(Executor(), StopRequest())
+    assert submitted == [[first], [second]], "of one cohort, which one job would train"
+    kept = json.loads((directory / "slurm/jobs.json").read_text())
+    assert {run: (kept[run]["job"], kept[run]["alone"], kept[run]["tries"]) for run in (first, second)} == {
+        first: ("8_1", True, 2), second: ("8_2", False, 2),
+    }  # fmt: skip
