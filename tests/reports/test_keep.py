@@ -12,10 +12,10 @@ from wmresearch.reports.rendering import FORMATS
 from wmresearch.reports.table import build_table, render
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-KEPT = sorted(folder.parent for folder in RESULTS.glob("*/runs"))
+KEPT = sorted(folder.parent for folder in RESULTS.glob("**/runs"))
 
 
-@pytest.mark.parametrize("folder", KEPT, ids=[folder.name for folder in KEPT])
+@pytest.mark.parametrize("folder", KEPT, ids=[str(folder.relative_to(RESULTS)) for folder in KEPT])
 def test_committed_tables_are_made_again_from_what_lies_beside_them(folder):
     table = build_table(folder / "runs")
     for form in FORMATS:
