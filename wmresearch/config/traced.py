@@ -60,8 +60,7 @@ def program_key(config: RunConfig) -> str:
     A file of the user's own stands there by its content: each run has a copy.
     """
     ones = dict.fromkeys(numbers(config), 1)
-    content = with_numbers(config, ones | {"seed": 0}).model_dump(mode="json")
-    if config.model.head_output.kind == "custom":
-        del content["model"]["head_output"]["file"]
+    path = {"model": {"head_output": {"file"}}}
+    content = with_numbers(config, ones | {"seed": 0}).model_dump(mode="json", exclude=path)
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

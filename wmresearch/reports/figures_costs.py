@@ -47,9 +47,7 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
         raise CannotDrawError("no row holds entries at zero")
     if len({x for _, x in points}) < 2:
         raise CannotDrawError(f"fewer than two different values of: {title}" if points else f"unknown: {title}")
-    labels = {plain(group.row.arm) for group, _ in points}
-    named_all = len(labels) <= MOST_MARKS
-    figure, axes = column(2.5 + (_LINE * max(0, legend_lines(sorted(labels)) - _LINES) if named_all else 0))
+    figure, axes = column(_HEIGHT)
     panel = axes[0, 0]
     scale, prefix = unit([x for _, x in points])
     named: set[str] = set()
@@ -76,15 +74,16 @@ def loss_against_cost(evidence: Evidence, cost: str) -> Drawing:
     panel.set_xlabel(f"{title} ({prefix})" if prefix else title)
     panel.set_ylabel(f"{evidence.loss} (nats/token)")
     caption = f"Mean over seeds of each row of the table, with its 95 % t interval. {_FRONT}"
-    if named_all:
+    if len(named) <= MOST_MARKS:
+        figure.set_figheight(_HEIGHT + _LINE * max(0, legend_lines(sorted(named)) - _LINES))
         legend(figure, panel)
     else:
-        caption += f" {len(labels)} arms are more than a legend can tell apart: the table names them."
+        caption += f" {len(named)} arms are more than a legend can tell apart: the table names them."
     return Drawing(figure, caption)
 
 
-_LINE, _LINES = 0.18, 4
-"""Inches of a legend's line, and lines for which there is room anyway."""
+_HEIGHT, _LINE, _LINES = 2.5, 0.18, 4
+"""Inches of a figure and of a legend's line, and lines for which there is room in the figure."""
 _FRONT = "Line: rows than which no other has both a lower mean loss and a lower cost."
 
 

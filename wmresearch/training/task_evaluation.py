@@ -81,25 +81,27 @@ AskTasks: TypeAlias = Compiling[[Params, int], TaskScores]
 def make_task_evaluator(apply: Apply, tokens: NDArray[np.integer], context: int) -> AskTasks:
     """A function that scores parameters on rows which follow from the train split's symbols and the run's seed."""
     compiled, length = _make_predicted(apply), min(context, LONGEST) + 1
+    of_batch = max(1, TOKENS_PER_BATCH // length)
 
-    def prepared(seed: int) -> tuple[Recall, Induction, list[tuple[Task, int]], NDArray[np.int32]]:
-        """The tasks, what is asked, and its rows as the program takes them: `[batches, rows of each, length]`."""
+    def prepared(seed: int) -> tuple[Recall, Induction, list[tuple[Task, int]], tuple[int, int, int]]:
+        """The tasks, what is asked, and the shape in which the program takes its rows: `k b t1`."""
         symbols = Symbols.of(tokens, context, seed)
         recall, induction = Recall(symbols, length, seed), Induction(symbols, length, seed)
         asked: list[tuple[Task, int]] = [(recall, pairs) for pairs in recall.curve]
         asked += [(induction, size) for size in induction.sizes[-1:]]
-        rows = [task.row(size, "evaluation", i) for task, size in asked for i in range(ROWS)]
-        size = max(1, TOKENS_PER_BATCH // length)
-        padded = np.pad(np.reshape(rows, (-1, length)).astype(np.int32), ((0, -len(rows) % size), (0, 0)))
-        return recall, induction, asked, padded.reshape(-1, size, length)
+        return recall, induction, asked, (-(-len(asked) * ROWS // of_batch), of_batch, length)
 
     def evaluator(params: Params, seed: int) -> TaskScores:
-        recall, induction, asked, rows = prepared(seed)
+        recall, induction, asked, shape = prepared(seed)
         symbols = recall.symbols
         if not asked:
             return TaskScores((), None, len(symbols.keys), len(symbols.values))
+        rows = np.zeros(shape, np.int32)
+        count = len(asked) * ROWS
+        made = [task.row(size, "evaluation", i) for task, size in asked for i in range(ROWS)]
+        rows.reshape(-1, length)[:count] = made
         hits, nats = (
-            found.reshape(-1, length - 1)[: len(asked) * ROWS].reshape(len(asked), ROWS, -1).astype(np.float64)
+            found.reshape(-1, length - 1)[:count].reshape(len(asked), ROWS, -1).astype(np.float64)
             for found in jax.device_get(compiled(params, rows))
         )
         curve = []
@@ -114,16 +116,16 @@ def make_task_evaluator(apply: Apply, tokens: NDArray[np.integer], context: int)
         return TaskScores(tuple(curve), repeated, len(symbols.keys), len(symbols.values))
 
     def ahead(params: Params, seed: int) -> None:
-        *_, asked, rows = prepared(seed)
+        *_, asked, shape = prepared(seed)
         if asked:
-            compile_for(compiled, params, rows)
+            compile_for(compiled, params, jax.ShapeDtypeStruct(shape, np.int32))
 
     return Compiling(evaluator, ahead)
 
 
 def _make_predicted(
     apply: Apply,
-) -> Callable[[Params, Int[np.ndarray, "k b t1"]], tuple[Bool[Array, "k b t"], Float[Array, "k b t"]]]:
+) -> Callable[[Params, Any], tuple[Bool[Array, "k b t"], Float[Array, "k b t"]]]:
     """(parameters, rows) → (whether the next token is the likeliest, −ln p of it) at each place but the last."""
 
     @jax.jit
