@@ -159,6 +159,17 @@ def test_what_is_compiled_ahead_is_what_is_called(case, text):
     assert not [name for name in compiled if re.search(r"dispatch|measure|evaluate|batches", name)]
 
 
+@pytest.mark.parametrize("side_by_side", [1, 2])
+def test_a_stage_is_compiled_ahead_once_and_only_where_runs_are_side_by_side(side_by_side, text, monkeypatch):
+    begun = []
+    monkeypatch.setattr(Shared, "compile_ahead", lambda _, stage: begun.append(stage))
+    run = config(text)
+    stages = Stages(run, load_corpus(run.data), Shared(4, side_by_side))
+    for _ in range(2):
+        stages.of(run.model)
+    assert len(begun) == side_by_side - 1
+
+
 def test_a_cohort_that_is_over_compiles_no_more_ahead():
     shared, done, go_on = Shared(2, 2), [], threading.Event()
 
