@@ -107,28 +107,47 @@ def _by_head(x: Float[Array, "b t h r"]) -> Float[Array, "b h t r"]:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _grouped(x_bhtr: Float[Array, "b h t r"], k: int) -> Float[Array, "b k g t r"]:
-    """Query heads by the key or value head that they use."""
+def _by_key(x_bhtr: Float[Array, "b h t r"], k: int) -> Float[Array, "b k gt r"]:
+    """The query heads that use one key or value head, one after another as if they were positions; and back.
+
+    So that a product by heads has one axis of heads: with an axis for the group XLA copies the largest arrays.
+    """
     b, h, t, r = x_bhtr.shape
-    return x_bhtr.reshape(b, k, h // k, t, r)
+    return x_bhtr.reshape(b, k, h * t // k, r)
 
 
 def _weights(
     query_bhte: Float[Array, "b h t e"], key_bkse: Float[Array, "b k s e"], allowed_ts: Array
 ) -> Float[Array, "b h t s"]:
     """Rows of P_i, for scaled queries."""
-    b, h, t, _ = query_bhte.shape
-    _, k, s, _ = key_bkse.shape
     wide = jnp.promote_types(query_bhte.dtype, jnp.float32)
-    score = jnp.einsum("bkgte,bkse->bkgts", _grouped(query_bhte, k), key_bkse, preferred_element_type=wide)
-    masked = score + jnp.where(allowed_ts, 0, -jnp.inf).astype(wide)[None, None, None]
-    return jax.nn.softmax(masked, axis=-1).astype(query_bhte.dtype).reshape(b, h, t, s)
+    score = _times_transposed(query_bhte, key_bkse, wide)
+    masked = score + jnp.where(allowed_ts, 0, -jnp.inf).astype(wide)[None, None]
+    return jax.nn.softmax(masked, axis=-1).astype(query_bhte.dtype)
 
 
 def _mixed(weights_bhts: Float[Array, "b h t s"], value_bvsr: Float[Array, "b v s r"]) -> Float[Array, "b h t r"]:
+    """P V."""
     b, h, t, _ = weights_bhts.shape
     _, v, _, r = value_bvsr.shape
-    return jnp.einsum("bvgts,bvsr->bvgtr", _grouped(weights_bhts, v), value_bvsr).reshape(b, h, t, r)
+    return jnp.einsum("bvts,bvsr->bvtr", _by_key(weights_bhts, v), value_bvsr).reshape(b, h, t, r)
+
+
+def _times_transposed(
+    x_bhtr: Float[Array, "b h t r"], value_bvsr: Float[Array, "b v s r"], dtype: jnp.dtype
+) -> Float[Array, "b h t s"]:
+    """X Vᵀ, summed in `dtype`."""
+    b, h, t, _ = x_bhtr.shape
+    _, v, s, _ = value_bvsr.shape
+    by_key = _by_key(x_bhtr, v)
+    return jnp.einsum("bvtr,bvsr->bvts", by_key, value_bvsr, preferred_element_type=dtype).reshape(b, h, t, s)
+
+
+def _slope_of_values(
+    x_bhtr: Float[Array, "b h t r"], weights_bhts: Float[Array, "b h t s"], v: int
+) -> Float[Array, "b v r s"]:
+    """Xᵀ P, the sum over the query heads of each of v."""
+    return jnp.einsum("bvtr,bvts->bvrs", _by_key(x_bhtr, v), _by_key(weights_bhts, v))
 
 
 def _forward(
@@ -181,15 +200,13 @@ def _by_blocks_backward(kept: tuple[Array, Array, Array, list[Array]], slope: Ar
     d_key: list[Array] = []
     d_value: list[Array] = []
     for (start, end), weights in zip(query_blocks(t), weights_of_blocks, strict=True):
-        d_mixed = _grouped(slope[:, :, start:end], v)
-        d_weights = jnp.einsum("bvgtr,bvsr->bvgts", d_mixed, value[:, :, :end], preferred_element_type=wide)
-        d_weights = d_weights.reshape(weights.shape)
+        d_mixed, of_queries = slope[:, :, start:end], query[:, :, start:end]
+        d_weights = _times_transposed(d_mixed, value[:, :, :end], wide)
         d_score = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
         d_score = d_score.astype(query.dtype)
-        by_key = _grouped(d_score, k)
-        d_query.append(jnp.einsum("bkgts,bkse->bkgte", by_key, key[:, :, :end]).reshape(query[:, :, start:end].shape))
-        d_key.append(jnp.einsum("bkgte,bkgts->bkes", _grouped(query[:, :, start:end], k), by_key))
-        d_value.append(jnp.einsum("bvgtr,bvgts->bvrs", d_mixed, _grouped(weights, v)))
+        d_query.append(_mixed(d_score, key[:, :, :end]))
+        d_key.append(_slope_of_values(of_queries, d_score, k))
+        d_value.append(_slope_of_values(d_mixed, weights, v))
     return jnp.concatenate(d_query, axis=2), _summed(d_key), _summed(d_value)
 
 
