@@ -108,7 +108,7 @@ def _by_head(x: Float[Array, "b t h r"]) -> Float[Array, "b h t r"]:
 
 
 def _by_key(x_bhtr: Float[Array, "b h t r"], k: int) -> Float[Array, "b k gt r"]:
-    """The query heads that use one key or value head, one after another as if they were positions; and back.
+    """The query heads that use one key or value head, one after another as if they were positions.
 
     So that a product by heads has one axis of heads: with an axis for the group XLA copies the largest arrays.
     """
@@ -143,10 +143,10 @@ def _times_transposed(
     return jnp.einsum("bvtr,bvsr->bvts", by_key, value_bvsr, preferred_element_type=dtype).reshape(b, h, t, s)
 
 
-def _slope_of_values(
+def _transposed_times(
     x_bhtr: Float[Array, "b h t r"], weights_bhts: Float[Array, "b h t s"], v: int
 ) -> Float[Array, "b v r s"]:
-    """Xᵀ P, the sum over the query heads of each of v."""
+    """Xᵀ P, summed over the query heads of each of v."""
     return jnp.einsum("bvtr,bvts->bvrs", _by_key(x_bhtr, v), _by_key(weights_bhts, v))
 
 
@@ -205,8 +205,8 @@ def _by_blocks_backward(kept: tuple[Array, Array, Array, list[Array]], slope: Ar
         d_score = weights * (d_weights - jnp.sum(weights * d_weights, axis=-1, keepdims=True))
         d_score = d_score.astype(query.dtype)
         d_query.append(_mixed(d_score, key[:, :, :end]))
-        d_key.append(_slope_of_values(of_queries, d_score, k))
-        d_value.append(_slope_of_values(d_mixed, weights, v))
+        d_key.append(_transposed_times(of_queries, d_score, k))
+        d_value.append(_transposed_times(d_mixed, weights, v))
     return jnp.concatenate(d_query, axis=2), _summed(d_key), _summed(d_value)
 
 

@@ -65,11 +65,14 @@ def _narrowed_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Arra
 
 def _narrowed_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, weight = kept
-    if jax.default_backend() != "cpu" or x.shape[1] <= slope.shape[1]:
-        return slope @ weight.T, x.T @ slope
-    # Barriers, or XLA would turn it back into the other.
-    transposed = jax.lax.optimization_barrier(jax.lax.optimization_barrier(slope.T) @ x)
-    return slope @ weight.T, transposed.T
+    wide = jax.default_backend() == "cpu" and x.shape[1] > slope.shape[1]
+    return slope @ weight.T, _made_wide(x, slope) if wide else x.T @ slope
+
+
+def _made_wide(x: Float[Array, "n m"], slope: Float[Array, "n d"]) -> Float[Array, "m d"]:
+    """(dYᵀ X)ᵀ; without barriers XLA would turn it into Xᵀ dY."""
+    slope_dn = jax.lax.optimization_barrier(slope.T)
+    return jax.lax.optimization_barrier(slope_dn @ x).T
 
 
 narrowed.defvjp(_narrowed_forward, _narrowed_backward)
