@@ -14,6 +14,7 @@ from wmresearch.config.sparsity import Blocks
 from wmresearch.head_output.base import HeadOutput, LowRankOutput, WholeReading, full_rank, low_rank_cost, write_heads
 from wmresearch.head_output.orders import PathCost
 from wmresearch.head_output.sparse_patterns import RandomMask, RandomPlaces, kept_count, masked
+from wmresearch.head_output.turns import in_turns
 from wmresearch.head_output.weights import (
     Along,
     Constant,
@@ -111,7 +112,8 @@ class SparseBlocks(Sparse, WholeReading):
     """M_i of q × q blocks at few places of a grid, of which only these blocks are stored and computed.
 
     `blocks` `[h, n, q, q]`; `rows` and `columns` `[h, n]` say where in the grid they lie. The rows of x that the blocks
-    read are gathered, multiplied in one product, and what they write is summed by column.
+    read are gathered, multiplied in one product, and what they write is summed by column: on CPUs of some positions at
+    a time.
     """
 
     symbols = {"blocks": "M"}
@@ -141,12 +143,16 @@ class SparseBlocks(Sparse, WholeReading):
         """What the blocks write, summed at `count` places in a row, of which each `grid` make a row of the width d."""
         b, t, h, d = z_bthr.shape
         _, n, q, _ = self.blocks.shape
-        rows_gnq = jnp.moveaxis(z_bthr.reshape(b * t, h * self.grid, q), 1, 0)
         reads = (jnp.arange(h)[:, None] * self.grid + self.rows[...]).ravel()
-        gathered = rows_gnq[reads]
-        products = jnp.einsum("gnq,gqp->gnp", gathered, self.blocks[...].reshape(h * n, q, q))
-        summed = jax.ops.segment_sum(products, places.ravel(), num_segments=count)
-        return jnp.moveaxis(summed, 0, 1).reshape(b, t, count // self.grid, d)
+
+        def written(z_shd: Float[Array, "s h d"]) -> Float[Array, "s gd"]:
+            rows_gsq = jnp.moveaxis(z_shd.reshape(-1, h * self.grid, q), 1, 0)
+            products = jnp.einsum("gsq,gqp->gsp", rows_gsq[reads], self.blocks[...].reshape(h * n, q, q))
+            summed = jax.ops.segment_sum(products, places.ravel(), num_segments=count)
+            return jnp.moveaxis(summed, 0, 1).reshape(-1, count * q)
+
+        at_once = _positions_at_once(h * n * q) if jax.default_backend() == "cpu" else b * t
+        return in_turns(written, at_once, z_bthr.reshape(b * t, h, d)).reshape(b, t, count // self.grid, d)
 
     def path_cost(self) -> PathCost:
         h, n, q, _ = self.blocks.shape
@@ -157,6 +163,14 @@ class SparseBlocks(Sparse, WholeReading):
         grid = jnp.zeros((h, self.grid, self.grid, q, q), self.blocks.dtype)
         filled = grid.at[jnp.arange(h)[:, None], self.rows[...], self.columns[...]].add(self.blocks[...])
         return full_rank(jnp.moveaxis(filled, 3, 2).reshape(h, self.grid * q, self.grid * q))
+
+
+def _positions_at_once(gathered: int) -> int:
+    """A power of two, so that what is gathered of the positions stays near a CPU's cores: 4 MiB of float32.
+
+    Fewer than 32 make products too small to be fast.
+    """
+    return 2 ** max(2**20 // gathered, 32).bit_length() // 2
 
 
 def _masked_weight(

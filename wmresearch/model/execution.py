@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from wmresearch.config.training import ExecutionConfig
+from wmresearch.head_output.turns import in_turns
 from wmresearch.model.layers import Chance, fold
 
 Layer: TypeAlias = Callable[[Array, Chance | None], Array]
@@ -67,13 +68,5 @@ def by_blocks(
     n = targets_bt.size
     if block is None or block >= n:
         return nats(x_btd, targets_bt)
-    blocks = -(-n // block)
-    more = blocks * block - n
-    x_nd = jnp.pad(x_btd.reshape(n, -1), ((0, more), (0, 0))).reshape(blocks, 1, block, -1)
-    targets_n = jnp.pad(targets_bt.reshape(n), (0, more)).reshape(blocks, 1, block)
-
-    @jax.checkpoint
-    def of_block(part: tuple[Array, Array]) -> Array:
-        return nats(*part)
-
-    return jax.lax.map(of_block, (x_nd, targets_n)).reshape(-1)[:n].reshape(targets_bt.shape)
+    of_block = lambda x_nd, targets_n: nats(x_nd[None], targets_n[None])[0]
+    return in_turns(of_block, block, x_btd.reshape(n, -1), targets_bt.reshape(n)).reshape(targets_bt.shape)

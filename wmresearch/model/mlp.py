@@ -50,11 +50,17 @@ class Mlp(nnx.Module):
         return 2.0 * d * m * (3 if self.gate is not None else 2)
 
 
+_WIDE_SIZE = 2**20
+"""Entries of a weight: at 1024 × 256 a training step takes 1.6 % less time, at 2048 × 512 the same, at 3072 × 768 it
+would take 2.4 % more."""
+
+
 @jax.custom_vjp
 def narrowed(x_nm: Float[Array, "n m"], weight_md: Float[Array, "m d"]) -> Float[Array, "n d"]:
     """X W, whose dW = Xᵀ dY is computed on CPUs as (dYᵀ X)ᵀ where m > d: the same sums.
 
     XLA makes a product of 256 × 1024 half as fast again as one of 1024 × 256; its sum here is over the n positions.
+    The optimizer then reads dW across its rows, which costs more than is gained where W is larger than `_WIDE_SIZE`.
     """
     return x_nm @ weight_md
 
@@ -65,7 +71,7 @@ def _narrowed_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Arra
 
 def _narrowed_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, weight = kept
-    wide = jax.default_backend() == "cpu" and x.shape[1] > slope.shape[1]
+    wide = jax.default_backend() == "cpu" and x.shape[1] > slope.shape[1] and weight.size <= _WIDE_SIZE
     return slope @ weight.T, _made_wide(x, slope) if wide else x.T @ slope
 
 
