@@ -78,8 +78,12 @@ def head_outputs(shape: dict[str, int], every: bool) -> dict[str, dict[str, Any]
             "block_diagonal, 8 blocks": {"kind": "block_diagonal", "blocks": 8},
             "kronecker, 8 × d/8": {"kind": "kronecker", "outer": 8},
             "monarch, 16 blocks": {"kind": "monarch", "blocks": 16},
-            "sparse, 10 % of 32 × 32 blocks": {
-                "kind": "sparse", "pattern": {"kind": "block", "size": 32}, "density": 0.1,
+            **{
+                f"sparse, 10 % of {q} × {q} blocks": {
+                    "kind": "sparse", "pattern": {"kind": "block", "size": q}, "density": 0.1,
+                }
+                for q in (32, 64, 128)
+                if d % q == 0 and d // q > 3  # of nine blocks or fewer a tenth is none
             },
             "sparse, 10 % unstructured (masked dense)": {"kind": "sparse", "density": 0.1},
             "none": {"kind": "none"},
