@@ -1,4 +1,4 @@
-"""Activations that keep their slope are the plain ones, in value and gradient."""
+"""Activations that keep little are the plain ones, in value and gradient."""
 
 from functools import partial
 
@@ -35,3 +35,12 @@ def test_types_are_kept_and_every_value_is_finite(name, dtype):
     value, gradient = jax.jit(lambda x: (ACTIVATIONS[name](x), jax.grad(lambda x: ACTIVATIONS[name](x).sum())(x)))(x)
     assert value.dtype == gradient.dtype == x.dtype
     assert jnp.isfinite(value).all() and jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "swiglu"])
+def test_the_backward_pass_keeps_only_what_went_in(name):
+    x = jnp.linspace(-3, 3, 7)
+    (kept,) = [leaf for leaf in jax.tree.leaves(jax.vjp(ACTIVATIONS[name], x)[1]) if jnp.ndim(leaf)]
+    np.testing.assert_array_equal(kept, x)
+    (first, *others) = [leaf for leaf in jax.tree.leaves(jax.vjp(PLAIN[name], x)[1]) if jnp.ndim(leaf)]
+    assert others, first  # what the plain ones keep

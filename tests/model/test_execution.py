@@ -28,11 +28,11 @@ def close(got, want, tolerance=1e-10):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-def loss_and_gradient(head_output, **execution):
+def loss_and_gradient(head_output, mlp="gelu", **execution):
     """Weighted loss, loss of each token and gradient as a function of the parameters, which are random."""
     model = ModelConfig(
         d_model=8, n_layers=3, n_heads=2, context=6, dtype="float64", param_dtype="float64", dropout=0.2,
-        head_output=head_output,
+        head_output=head_output, mlp=mlp,
     )  # fmt: skip
     transformer = Transformer(model, VOCAB, ExecutionConfig(**execution))
     draw = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_every_way_of_execution_has_the_same_loss_and_gradient(head_output, exec
 
 def test_layers_are_really_scanned_and_computed_again_and_logits_held_in_part():
     def traced(head_output, **execution):
-        program, params = loss_and_gradient(head_output, **execution)
+        program, params = loss_and_gradient(head_output, "relu", **execution)  # the others are computed again anyway
         return str(program.trace(params).jaxpr)
 
     standard = {"kind": "standard"}
