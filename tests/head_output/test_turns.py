@@ -51,14 +51,27 @@ def test_values_and_gradients_are_those_of_all_positions_at_once(write, monkeypa
                 np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_on_cpus_little_is_gathered_at_a_time():
+def held_in_float32(both_directions):
+    """Bytes between, and those of what is gathered of all positions at once."""
     output, draw = blocks(512, 16, "float32")
-    z = draw(1, 1024, 2, 512)
+    z, slope = draw(1, 1024, 2, 512), draw(1, 1024, 512)
     graph, state = nnx.split(output)
-    write = jax.jit(lambda state, z: nnx.merge(graph, state).write(z))
-    held = write.lower(state, z).compile().memory_analysis().temp_size_in_bytes
-    all_at_once = 4 * 2 * output.blocks.shape[1] * 16 * 1024
+    if both_directions:
+        program = jax.jit(lambda state, z: written(nnx.merge(graph, state), "write", z, slope))
+    else:
+        program = jax.jit(lambda state, z: nnx.merge(graph, state).write(z))
+    held = program.lower(state, z).compile().memory_analysis().temp_size_in_bytes
+    return held, 4 * 2 * output.blocks.shape[1] * 16 * 1024
+
+
+def test_on_cpus_little_is_gathered_at_a_time():
+    held, all_at_once = held_in_float32(both_directions=False)
     assert held < all_at_once / 3, (held, all_at_once)
+
+
+def test_the_backward_pass_gathers_again_what_it_needs():
+    held, all_at_once = held_in_float32(both_directions=True)
+    assert held < all_at_once / 2, (held, all_at_once)
 
 
 @pytest.mark.parametrize(("gathered", "positions"), [(1, 2**20), (696 * 32, 32), (48 * 128, 128), (2**30, 32)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 
-def in_turns(function: Callable[..., Array], size: int, *rows: Any) -> Array:
+def in_turns(function: Callable[..., Array], size: int, *rows: Array) -> Array:
     """`function(*rows)`, which treats each row by itself, of `size` rows at a time in both directions.
 
     All arrays have the same number of rows; the last turn is filled up with zeros, whose results are cut off.

@@ -1,7 +1,7 @@
 """Activations of the MLP, of which the backward pass keeps only what went in.
 
-It computes their slope again: on CPUs that takes no longer than keeping its parts, and a training step holds a tenth to
-a third less (`tanh` to `erf`, by peak memory at d 256).
+It computes their slope again: on CPUs that takes no longer than keeping its parts, and at d 256 the peak memory of a
+training step is lower by 27 % (`gelu`), 11 % (`gelu_tanh`) or 7 % (`swiglu`).
 """
 
 from __future__ import annotations
